@@ -1,7 +1,7 @@
-"""Give this control machine access to machines that accept only a password: `make bootstrap`.
+"""Give this control node access to machines that accept only a password: `make bootstrap`.
 
 For each machine it shows the host key. You compare it with the key on the machine's own screen, and
-ssh trusts it from then on. Then it installs this control machine's key for two users: the one that
+ssh trusts it from then on. Then it installs this control node's key for two users: the one that
 provisions and the one that trains. The first gets a sudo rule and proves that it can become root;
 only then the second loses an earlier rule. If the inventory has no train_user, both are
 ansible_user.
@@ -66,7 +66,9 @@ def machines(inventory, limit):
     except UserError:  # nobody is left; the inventory itself was read above
         names = []
     if not names:
-        raise UserError(f"--limit {limit} names no machine of the inventory's group `cluster`")
+        raise UserError(
+            f"--limit {limit} selects no machine of the group `cluster` in the inventory"
+        )
     return [machine_of(name, variables.get(name, {})) for name in names]
 
 
@@ -76,9 +78,9 @@ def machine_of(name, variables):
     provisions = user_of(variables, "ansible_user") or getpass.getuser()
     address, port = variables.get("ansible_host", name), variables.get("ansible_port", 22)
     if not isinstance(address, str):
-        raise UserError(f"{name}: ansible_host in the inventory is {address!r}, no text")
+        raise UserError(f"{name}: ansible_host in the inventory is {address!r}, which is not text")
     if not re.fullmatch("[0-9]{1,5}", str(port)):
-        raise UserError(f"{name}: ansible_port in the inventory is {port!r}, no port")
+        raise UserError(f"{name}: ansible_port in the inventory is {port!r}, which is not a port")
     return Machine(
         name=name,
         address=address,
@@ -118,8 +120,9 @@ def unknown(machine):
         socket.getaddrinfo(machine.address, machine.port)
     except (OSError, UnicodeError):  # the latter: a label is empty, or too long
         return (
-            f"{machine.name}: no such host as {machine.address!r}: this machine does not know the "
-            "name. Correct it in the inventory, or give the address: ansible_host=192.168.1.20"
+            f"{machine.name}: the control node does not know the host name "
+            f"{machine.address!r}. Correct it in the inventory, or write the address: "
+            "ansible_host=192.168.1.20"
         )
     return None
 
@@ -158,10 +161,10 @@ def trust_host_key(machine, key, expected, ask=input):
     # answer with yes.
     if any(kind == key.line.split()[1] for kind, _ in trusted):
         raise UserError(
-            f"{machine.name}: its host key is {key.fingerprint}, and known_hosts has another. "
-            f"If it was reinstalled, run ssh-keygen -R '{machine.ssh_name()}' and this command "
-            "again. If not, somebody may be intercepting the connection: find out before you "
-            "continue"
+            f"{machine.name}: its host key is {key.fingerprint}, but known_hosts has another "
+            f"key. If the machine was reinstalled, run ssh-keygen -R '{machine.ssh_name()}' "
+            "and this command again. Otherwise somebody may intercept the connection: find "
+            "out before you continue"
         )
     if not is_confirmed(machine, key, expected, ask):
         raise UserError(
@@ -188,20 +191,20 @@ def is_confirmed(machine, key, expected, ask):
         return ask("  Are the two the same? [yes/no] ").strip().lower() in ("y", "yes")
     except EOFError:
         raise UserError(
-            f"{machine.name}: a person has to confirm its host key on a terminal, and there is "
-            "none: run this in one, or give --fingerprints"
+            f"{machine.name}: a person must confirm its host key, but this command has no "
+            "terminal: run it in a terminal, or use --fingerprints"
         ) from None
 
 
 def control_key():
-    """Read this control machine's public key, and make one if there is none."""
+    """Read this control node's public key, and make one if there is none."""
     for kind in ("ed25519", "ecdsa", "rsa"):  # the names that ssh tries by itself
         public = SSH / f"id_{kind}.pub"
         if public.is_file():
             return public.read_text().strip()
     SSH.mkdir(mode=0o700, exist_ok=True)
     private = SSH / "id_ed25519"
-    print(f"This control machine has no key yet: creating {private}")
+    print(f"This control node has no key yet: creating {private}")
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(private)], check=True)
     return private.with_suffix(".pub").read_text().strip()
 
@@ -240,8 +243,8 @@ def logins(chosen, login, ask):
             typed = ask(f"Password of {login} on {machine.name}{hint}: ")
         except EOFError:
             raise UserError(
-                f"{machine.name} asks for {login}'s password, and there is no terminal to type it: "
-                "run this in one, or give --password-file"
+                f"{machine.name} asks for {login}'s password, but this command has no "
+                "terminal: run it in a terminal, or use --password-file"
             ) from None
         users[machine.name] = (login, typed or (users[previous_name][1] if previous_name else ""))
         previous_name = machine.name
@@ -257,7 +260,7 @@ def fingerprints(file):
         if len(row) < 2 or not row[1].startswith("SHA256:"):
             raise UserError(
                 f"--fingerprints {file}: {' '.join(row)!r} is not a machine's name and its "
-                "fingerprint, `pc1 SHA256:...`"
+                "fingerprint, such as `pc1 SHA256:...`"
             )
     return {name: fingerprint for name, fingerprint, *_ in rows}
 
@@ -300,7 +303,9 @@ def run_playbook(chosen, users, args):
 
 def trust_all(chosen, expected):
     """Return (machines whose host key is trusted now, sentences about the others)."""
-    print("Asking all machines for their host keys, which takes 10 s if one is off.", flush=True)
+    print(
+        "Reading the host keys of all machines. If a machine is off, this takes 10 s.", flush=True
+    )
     # All at once, and before the first question, so that a person does not wait between questions.
     with ThreadPoolExecutor(len(chosen)) as pool:
         keys = list(pool.map(scan, chosen))
@@ -324,19 +329,25 @@ def complain(text):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Let this control machine into new machines.")
+    parser = argparse.ArgumentParser(description="Let this control node into new machines.")
     parser.add_argument("--inventory", help="default: inventory.ini")
     parser.add_argument("--limit", default="all", help="machines, as for Ansible's --limit")
-    parser.add_argument("--login", default=getpass.getuser(), help="a user there that may use sudo")
     parser.add_argument(
-        "--fingerprints", help="a file of lines `name SHA256:...`, instead of being asked"
+        "--login", default=getpass.getuser(), help="a user of the machines who may use sudo"
+    )
+    parser.add_argument(
+        "--fingerprints",
+        help="a file with lines `name SHA256:...`, instead of questions on the terminal",
     )
     parser.add_argument(
         "--keep-sudo",
         action="store_true",
         help="write no sudo rule; provisioning then needs ASK_SUDO=1 (-K) and a password",
     )
-    parser.add_argument("--password-file", help="a file with one for all, instead of being asked")
+    parser.add_argument(
+        "--password-file",
+        help="a file with one password for all machines, instead of questions on the terminal",
+    )
     args = parser.parse_args(argv)
     try:
         chosen = machines(args.inventory, args.limit)

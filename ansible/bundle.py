@@ -67,7 +67,7 @@ def verify(orders):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("wanted", type=json.loads, help="what is needed, as JSON: see plan()")
-    parser.add_argument("--verify", action="store_true", help="fetch nothing: read every file")
+    parser.add_argument("--verify", action="store_true", help="download nothing: check every file")
     parser.add_argument(
         "--terminal", default="", help="where to show the bar, for example /dev/pts/1"
     )

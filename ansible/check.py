@@ -24,8 +24,8 @@ from planning import preflight
 ROOT = Path(__file__).resolve().parents[1]
 PLAYBOOK = ROOT / "ansible" / "playbooks" / "check.yml"
 LOCAL = (
-    "{} are nodes of this one machine (ansible_connection=local), which nobody provisions: "
-    "make env has installed what they need."
+    "{} are nodes on this machine (ansible_connection=local), which need no provisioning: "
+    "make env has installed everything."
 )
 
 
@@ -50,9 +50,9 @@ def inspect(inventory, extra):
         printed = run_playbook(argv, environment)
         # Ansible's exit code is not zero if one machine fails, but the others have findings.
         if not output.exists():
-            raise UserError(f"could not look at the machines: {reason(printed)}")
+            raise UserError(f"could not check the machines: {reason(printed)}")
         result = json.loads(output.read_text())
-    # A single local node is a control machine that also trains, and is provisioned like others.
+    # A single local node is a control node that also trains, and is provisioned like others.
     local = result["local"] if len(result["local"]) > 1 else []
     findings = [row for row in result["findings"] if row["host"] not in local]
     findings.sort(key=lambda row: result["order"].index(row["host"]))
@@ -84,7 +84,10 @@ def reason(printed):
     """Extract Ansible's first error, as one line."""
     match = re.search(r"^(?:\[ERROR\]:|ERROR!|fatal: \[[^\]]*\]:) (.+)", printed, re.MULTILINE)
     message = match.group(1).strip() if match else "Ansible ended without a reason"
-    return f"{message.rstrip('.')}. To see all of it: ansible-playbook {PLAYBOOK.relative_to(ROOT)}"
+    return (
+        f"{message.rstrip('.')}. To see the whole output, type ansible-playbook "
+        f"{PLAYBOOK.relative_to(ROOT)}"
+    )
 
 
 def text(findings, local=(), width=80):
@@ -99,7 +102,7 @@ def text(findings, local=(), width=80):
     if problems:
         lines.append(f"Problems: {len(problems)}. Nothing was changed.")
     else:
-        lines.append("Nothing is wrong with the machines.")
+        lines.append("make check found no problems.")
     # A note is often the same for all machines.
     notes = {finding["cause"]: finding for finding in findings if finding not in problems}
     for note in notes.values():
@@ -124,7 +127,7 @@ def paragraph(finding, width):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Say all that is wrong with the machines.")
+    parser = argparse.ArgumentParser(description="List all problems of the machines.")
     parser.add_argument("--inventory", help="default: inventory.ini")
     parser.add_argument("--json", action="store_true", help="for scripts")
     args, extra = parser.parse_known_args(argv)
@@ -133,7 +136,7 @@ def main(argv=None):
     except UserError as error:
         print(f"tandem: {error}", file=sys.stderr)
         if args.json:
-            remedy = "correct what the cause names, then run make check again"
+            remedy = "remove the cause, then run make check again"
             finding = {"host": "", "fault": "cannot_look", "cause": str(error), "remedy": remedy}
             print(json.dumps({"findings": [finding]}, indent=2))
         return 2

@@ -1,4 +1,4 @@
-"""Check whether a folder of the control machine is a data set of a kind, before it is copied.
+"""Check whether a folder of the control node is a data set of a kind, before it is copied.
 
 Role data runs it, with the checkout in PYTHONPATH; contract/layout.py defines the kinds. Exit code
 1: it is not one, and stderr has the reason. Otherwise stdout has a line of JSON with its listings,

@@ -141,8 +141,8 @@ def _machine(entry):
 
 def _lacks(host, name):
     return UserError(
-        f"tandem: the facts of {host} lack {name!r}: they are of an older form, or incomplete. "
-        "Save them again: .venv/bin/python ansible/dry_provision.py --save FILE"
+        f"tandem: the facts of {host} lack {name!r}: the file is old or incomplete. Save it "
+        "again: .venv/bin/python ansible/dry_provision.py --save FILE"
     )
 
 
@@ -178,7 +178,7 @@ def _card(device, parting, table):
         return f"{row['name']} {device}, compute capability {row['sm'] // 10}.{row['sm'] % 10}"
     idle = stacks.is_display_only(row, table)
     reason = "no stack has code for it" if idle else "by gpus= of its line"
-    return f"{row['name']} {device}, takes no part: {reason}"
+    return f"{row['name']} {device}, not used: {reason}"
 
 
 def _driver(facts, settings, stack, table, bundle):
@@ -205,15 +205,19 @@ def _side_needs(plan, facts):
     if plan.get("tools"):
         lines.append(f"and to build the module: {', '.join(plan['tools'])}")
     if plan.get("waiting"):
-        lines.append(f"for kernel {plan['waiting']} too, which the next boot starts")
+        lines.append(f"also for kernel {plan['waiting']}, which the next boot starts")
     lines += _reboots(plan, facts)
     if plan.get("key"):
         lines.append(
-            f"Secure Boot: the module is signed with this machine's own key ({plan['key']}), which "
-            "somebody has to enrol at its screen once; the run says how, and continues afterwards"
+            f"Secure Boot: the module is signed with this machine's own key ({plan['key']}), "
+            "which you must enrol once at its screen; make provision prints how, and then "
+            "continues"
         )
     if facts.seated and (plan.get("screen") or plan.get("reboot_first") or facts.nouveau):
-        lines.append(f"before a reboot {', '.join(facts.seated)}, logged in there, is asked")
+        lines.append(
+            f"before a reboot, Tandem asks {', '.join(facts.seated)}, who is logged in "
+            "at its screen"
+        )
     return lines
 
 
@@ -277,13 +281,13 @@ def _environment(facts, settings, stack):
     conda = (settings["conda_installer"] or "").rpartition("/")[2]
     source = {
         "venv": "the machine's own",
-        "conda": f"by {conda or 'conda_installer: not set'}",
+        "conda": f"with {conda or 'conda_installer: not set'}",
         "uv": "from uv",
     }[manager]
     offline = driver.driver_wanted(settings, [])["offline"]
     index = "the bundle" if offline else settings["pip_index_url"]
     return [
-        ("python", [f"{python} by {manager}, {folder}", source]),
+        ("python", [f"{python} from {manager}, {folder}", source]),
         ("torch", [stack["torch"], f"{lock.relative_to(ROOT)}", f"wheels from {index}"]),
         ("torchvision", [stack["torchvision"], "as torch"]),
     ]
@@ -335,7 +339,9 @@ def inspect(inventory, extra):
         ).stdout
         # The exit code says only that some machine did not answer; the file is written if one did.
         if not output.exists():
-            raise UserError(f"{printed}\ntandem: ansible-playbook could not look (above)")
+            raise UserError(
+                f"{printed}\ntandem: ansible-playbook could not check the machines (see above)"
+            )
         entries = json.loads(output.read_text())
     # Role preflight stores the decision of `stack: auto` next to the inventory.
     path = Path(stacks.decision_file(inventory or ROOT / "inventory.ini"))
@@ -354,11 +360,11 @@ def read(path):
     try:
         entries = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"tandem: {path} cannot be read as a file of facts: {error}") from None
+        raise UserError(f"tandem: {path} is not a readable file of facts: {error}") from None
     if not isinstance(entries, list) or not all(map(is_entry, entries)):
         raise UserError(
-            f"tandem: {path} is no file of facts: it has to be a list of objects, each with "
-            '"facts", which has a "host" (examples/machines/ has some)'
+            f"tandem: {path} is not a file of facts, a list of objects that each have "
+            '"facts" with a "host" (examples/machines/ has examples)'
         )
     common = settings()
     try:
@@ -367,14 +373,14 @@ def read(path):
             entry["settings"] = {**common, **to_builtins(entry_settings)}
             _machine(entry)  # only for its errors, before anything is printed
     except PlanError as error:
-        raise UserError(f"tandem: {path} is no file of facts: {error}") from None
+        raise UserError(f"tandem: {path} is not a file of facts: {error}") from None
     return entries
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Print what site.yml would install where.")
     parser.add_argument("--inventory", help="default: inventory.ini")
-    parser.add_argument("--facts", help="a file of facts instead of asking machines")
+    parser.add_argument("--facts", help="a file of facts, instead of the machines' answers")
     parser.add_argument("--save", help="write the facts to this file, for --facts")
     args, extra = parser.parse_known_args(argv)
     if args.facts and extra:

@@ -1,4 +1,4 @@
-"""Download the files of the CUDA toolkit and of apex into bundle/, on the control machine.
+"""Download the files of the CUDA toolkit and of apex into bundle/, on the control node.
 
 Roles cuda and apex run it with their plan as JSON. It prints {"sha256": {file: checksum},
 "trusted": sentences about new files without a published checksum}. Each file is downloaded once; an
@@ -45,9 +45,11 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", help="in bundle/installers")
     parser.add_argument("parts", type=json.loads, help="the plan's parts, as JSON")
-    parser.add_argument("--tools-from", metavar="INDEX", help="gather apex's build tools as well")
+    parser.add_argument(
+        "--tools-from", metavar="INDEX", help="also download the build tools of apex"
+    )
     parser.add_argument("--bundle", type=Path, default=BUNDLE)
-    parser.add_argument("--list", action="store_true", help="gather nothing, list what is there")
+    parser.add_argument("--list", action="store_true", help="download nothing, list the files")
     args = parser.parse_args(argv)
     plan, progress = order(args.folder, args.parts, args.bundle), Progress()
     try:

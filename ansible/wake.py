@@ -45,8 +45,9 @@ def record(path):
     except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(
-            f"{path.stem} cannot be woken, since {path} is damaged ({reason[:100]}): switch it on "
-            "by its button and run make provision, which writes the file again"
+            f"{path.stem} cannot be woken, because {path} is damaged ({reason[:100]}): switch "
+            "the machine on with its button, and run make provision, which writes the file "
+            "again"
         ) from None
 
 
@@ -65,8 +66,9 @@ def records(folder, inventory, limit):
     unknown = sorted(set(limit) - set(rows) - set(damaged))
     if unknown or (not rows and not damaged):
         raise UserError(
-            f"it is not known how to wake {', '.join(unknown) or 'any machine'}: set "
-            "wake_on_lan: true in group_vars/all.yml and run make provision while it is on"
+            f"Tandem does not know how to wake {', '.join(unknown) or 'any machine'}: set "
+            "wake_on_lan: true in group_vars/all.yml, and run make provision while the "
+            "machine is on"
         )
     limited = {name: row for name, row in rows.items() if not limit or name in limit}
     return limited, [sentence for name, sentence in damaged.items() if not limit or name in limit]
@@ -81,7 +83,9 @@ def own_networks():
         texts = [f"{row['local']}/{row['prefixlen']}" for row in rows]
         return [ipaddress.ip_interface(text).network for text in texts]
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"the cards of this machine cannot be listed by `ip`: {error}") from None
+        raise UserError(
+            f"`ip` cannot list the network cards of the control node: {error}"
+        ) from None
 
 
 def broadcast(address, networks):
@@ -89,8 +93,9 @@ def broadcast(address, networks):
     reached = [network for network in networks if ipaddress.IPv4Address(address) in network]
     if not reached:
         raise UserError(
-            f"no card of this machine is in the network of {address}, and routers do not pass on "
-            "the packet that wakes: run make wake on a machine on the same switch"
+            f"no network card of the control node is in the network of {address}, and routers "
+            "do not forward Wake on LAN packets: run make wake on a machine on the same "
+            "switch"
         )
     # The smallest network that contains the address, as the kernel would route it.
     return str(max(reached, key=lambda network: network.prefixlen).broadcast_address)

@@ -105,7 +105,7 @@ class NodeFacts(Struct, frozen=True):
     disk_free: Count
     writable: bool
     guard_python: bool
-    # Added by the control machine: the name, and the least seconds by which the machine's clock is
+    # Added by the control node: the name, and the least seconds by which the machine's clock is
     # ahead of ours. The true skew also contains the time of the answer's way.
     host: str = ""
     skew: float = 0.0

@@ -86,7 +86,7 @@ class ShellFacts(Struct, frozen=True, kw_only=True):
     python: Text
     like: Text = ""
     container: Text = ""
-    # Added by the control machine: driver_policy is keep on this machine.
+    # Added by the control node: driver_policy is keep on this machine.
     driver_kept: bool = False
 
 
@@ -109,7 +109,7 @@ class PlanFacts(ShellFacts, frozen=True, kw_only=True):
     gpus: list[Pci]
     passed_through: list[Hex] = field(default_factory=list)
     prime: Text | None = None
-    # Added by the control machine: the number of GPUs that runs use (None: all).
+    # Added by the control node: the number of GPUs that runs use (None: all).
     gpus_counted: int | None = None
     # From driver_facts.py; empty if it did not run.
     packages: dict[Text, PackageVersion] = field(default_factory=dict)
@@ -166,7 +166,7 @@ class MachineFacts(PlanFacts, frozen=True, kw_only=True):
     apt_lock: Process | None
     missing_mounts: list[Mount]
     dead_sources: list[AptSource]
-    sudo: bool = False  # added by the control machine: sudo works on this machine
+    sudo: bool = False  # added by the control node: sudo works on this machine
 
 
 _NAMES = PlanFacts.__struct_fields__

@@ -6,7 +6,7 @@ import re
 GROUP = "cluster"
 NOBODY = f"has no hosts in group [{GROUP}]: list your machines there."  # the end of a sentence
 NAME = re.compile(r"[\w:][\w.:-]{0,200}")
-# Seconds between the clocks of a machine and the control machine. `make check` reports a larger
+# Seconds between the clocks of a machine and the control node. `make check` reports a larger
 # difference, and a run warns about it.
 CLOCK_TOLERANCE = 5.0
 

@@ -107,7 +107,7 @@ VERBS: Dict[str, Verb] = {
         "make demo EPOCHS=3", f"{SUBJECT} {START} ARGS".replace("INVENTORY ", "")),
     "find": Verb("look for machines in this LAN: lines for inventory.ini",
         "make find NET=192.168.56.0/24", "INVENTORY NET WRITE"),
-    "bootstrap": Verb("let this control machine into new machines",
+    "bootstrap": Verb("let this control node into new machines",
         "make bootstrap LIMIT=node3 LOGIN=anna", "INVENTORY LIMIT LOGIN KEEP_SUDO CORE"),
     "check": Verb("report what is wrong with machines; changes nothing",
         "make check INVENTORY=examples/demo.ini", "INVENTORY JSON ASK_SUDO CORE"),

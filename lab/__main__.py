@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     megabytes = f"MB for each emulated machine ({plan.MACHINE_MEGABYTES})"
     up.add_argument("--memory", type=int, metavar="MB", help=megabytes)
     up.add_argument("--no-bundle", action="store_true", help="do not gather what site.yml needs")
-    execute = verb("exec", "run a command on the control machine: exec -- COMMAND ...")
+    execute = verb("exec", "run a command on the control node: exec -- COMMAND ...")
     execute.add_argument("--from", dest="place", choices=control.PLACES, default="control")
     verb("ssh", 'run a command line in a shell on node N: ssh N -- "COMMAND LINE"', on_node=True)
     verb("status", "print a table of the nodes")

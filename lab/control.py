@@ -1,4 +1,4 @@
-"""Run commands as if on the control machine, or on a stranger's machine in the same LAN."""
+"""Run commands as if on the control node, or on a stranger's machine in the same LAN."""
 
 import os
 import pwd
@@ -60,7 +60,7 @@ def run_on(lab: Lab, node: Node, line: str, stdin: str = "") -> subprocess.Compl
 
 
 def ssh(lab: Lab, node: Node, command_line: Sequence[str]) -> list[str]:
-    """Return the ssh command for a shell on `node`, independent of the control machine's ~/.ssh."""
+    """Return the ssh command for a shell on `node`, independent of the control node's ~/.ssh."""
     options = {
         "UserKnownHostsFile": lab.state / "known_hosts",
         "GlobalKnownHostsFile": "/dev/null",

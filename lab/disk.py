@@ -112,7 +112,7 @@ def known_hosts(lab: Lab) -> str:
 
 
 def write_control_keys(lab: Lab) -> None:
-    """Make the folders that replace ~/.ssh on the control machine and the stranger's."""
+    """Make the folders that replace ~/.ssh on the control node and the stranger's."""
     for place in ("control", "stranger"):
         (lab.state / f"{place}.ssh").mkdir(mode=0o700)
     if not lab.bare:

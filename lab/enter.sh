@@ -1,5 +1,5 @@
 #!/bin/sh
-# Becomes COMMAND on the control machine or the stranger's: enter.sh GROUP STATE SSH-FOLDER HOME COMMAND...
+# Becomes COMMAND on the control node or the stranger's: enter.sh GROUP STATE SSH-FOLDER HOME COMMAND...
 # Called in a mount namespace of its own.
 set -eu
 group=$1 state=$2 ssh=$3 home=$4

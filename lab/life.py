@@ -125,7 +125,7 @@ def _make_nodes(lab: Lab) -> None:
         disk.write(lab, machine, base.folder(machine.system))
         if lab.vm:
             vm.write_disk(machine)
-    # The control machine trusts the nodes' keys, except bare ones: there `make bootstrap` asks.
+    # The control node trusts the nodes' keys, except bare ones: there `make bootstrap` asks.
     known_hosts = disk.known_hosts(lab)
     (lab.state / "known_hosts").write_text(known_hosts)
     if not lab.bare:

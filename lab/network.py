@@ -33,7 +33,7 @@ def plan(lab: Lab) -> list[str]:
         f"ip -n {stranger} link set eth0 up",
     ]
     for node in lab.nodes:
-        if lab.vm:  # QEMU runs in the control machine's namespace, and has no rate
+        if lab.vm:  # QEMU runs in the control node's namespace, and has no rate
             commands += [
                 f"ip -n {control} tuntap add dev {node.port} mode tap",
                 f"ip -n {control} link set {node.port} master {BRIDGE} up",
@@ -115,7 +115,7 @@ def inside(netns: str) -> Iterator[None]:
 
 
 def answers_ssh(lab: Lab, node: Node, connect: float, greet: float) -> bool:
-    """Return whether an ssh server accepts a connection of the control machine within `connect`
+    """Return whether an ssh server accepts a connection of the control node within `connect`
     seconds, and then greets it within `greet` seconds."""
     with inside(lab.netns("control")):
         connection = socket.socket()

@@ -64,7 +64,7 @@ class Node:
 
     @property
     def port(self) -> str:
-        """Return the switch's end of its cable, an interface in the control machine's namespace."""
+        """Return the switch's end of its cable, an interface in the control node's namespace."""
         return f"p{self.index}"
 
     @property

@@ -1,1 +1,1 @@
-"""Starts, watches and ends runs from the control machine."""
+"""Starts, watches and ends runs from the control node."""

@@ -154,7 +154,10 @@ class Screen(Background):
 
     def _next(self) -> Callable[[], object]:
         if self._dropped and not self._first:
-            text = f"tandem: {self._dropped} lines not shown: the terminal took none for a while "
+            text = (
+                f"tandem: {self._dropped} lines are not shown, because the terminal stopped "
+                "reading for a while "
+            )
             text += "(controller.log has them)\n"
             self._dropped = 0
         else:
@@ -249,7 +252,9 @@ class RotatingLog:
     def write(self, lines: list[str]) -> None:
         """Add lines, or count them as lost."""
         count = self.lost_lines
-        missing = f"tandem: {count} lines are missing here: this machine's disk took none\n"
+        missing = (
+            f"tandem: {count} lines are missing here: the control node's disk was full or failed\n"
+        )
         text = (missing if count else "") + "\n".join(lines) + "\n"
         if self._has_room() and self._append(text.encode(errors="replace")):
             self.lost_lines = 0

@@ -31,15 +31,15 @@ def read_paths(typed: dict[str, Any]) -> None:
         refused = [name.upper() for name in TRAINER_VARIABLES if name in names]
         if refused:
             raise UserError(
-                f"{', '.join(refused)}: an option of our trainer, and SCRIPT= starts your own "
-                "program: give its options as ARGS=."
+                f"{', '.join(refused)} belongs to Tandem's trainer, but SCRIPT= starts your "
+                "own program: type the options of your program in ARGS=."
             )
         typed["script"], typed["folder"] = script_by_path(typed["script"], typed.get("folder"))
     # A resumed run has its script in plan.json, and may be given these for it.
     elif "resume" not in names:
         refused = [name.upper() for name in COMPANIONS if name in names]
         if refused:
-            raise UserError(f"{refused[0]}: it belongs to your own script: give SCRIPT=, too.")
+            raise UserError(f"{refused[0]} works only with your own script: type SCRIPT=, too.")
 
 
 def script_by_path(script: str, folder: str | None) -> tuple[str, str]:
@@ -55,7 +55,7 @@ def script_by_path(script: str, folder: str | None) -> tuple[str, str]:
     root = _checkout_of(file.parent) or file.parent
     root = path_of("FOLDER", folder) if folder else root
     if not file.is_relative_to(root):
-        raise UserError(f"FOLDER={folder}: SCRIPT={script} is not in it.")
+        raise UserError(f"FOLDER={folder} does not contain SCRIPT={script}.")
     return str(file), str(root)
 
 
@@ -70,8 +70,8 @@ def script_words(script: str) -> list[str]:
         return words
     if len(words) != 1 or words[0].startswith("-"):
         raise UserError(
-            f'SCRIPT={script}: give one file, like SCRIPT=path/train.py, or SCRIPT="-m '
-            'package.train"; its options are ARGS="--lr 0.1".'
+            f"SCRIPT={script}: type one file, such as SCRIPT=path/train.py, or a module, such "
+            'as SCRIPT="-m package.train". Its options belong in ARGS="--lr 0.1".'
         )
     return words
 
@@ -96,14 +96,14 @@ def resume_config(began: Config, typed: Mapping[str, Any]) -> Config:
     ]
     if refused:
         raise UserError(
-            f"the run continues as it began: leave out {refused[0].upper()}, or start a new run."
+            f"a resumed run keeps its options: omit {refused[0].upper()}, or start a new run."
         )
     config = config_of(typed, began)
     # Without RESUME_ARGS the script would train from its beginning, and overwrite what it saved.
     if not config.resume_args:
         raise UserError(
-            "nobody said how the script continues: give RESUME_ARGS=, like RESUME_ARGS='--resume "
-            "{last}' (docs/own-script.md)."
+            "Tandem does not know how the script resumes: type RESUME_ARGS=, such as "
+            "RESUME_ARGS='--resume {last}' (docs/own-script.md)."
         )
     return config
 
@@ -121,11 +121,11 @@ LOCAL_RANK = ("--local_rank", "--local-rank")  # by which torch.distributed.laun
 PHRASES = {
     "sync": 'tandem.sync.attach(model, "{}", optimizer=optimizer) in the script',
     "warmed_up": "with more steps, or with attach's warmup_steps=0",
-    "batch": "twice the batch of each rank, by the script's own option",
+    "batch": "twice the batch of each rank, with the script's own option",
     "workers": "twice the loader processes (its DataLoader's num_workers)",
     "saving": "save half as often",
     "memory": "Fewer loader processes (its DataLoader's num_workers), a smaller batch",
-    "longer": "the same script, for longer by its own options (ARGS=)",
+    "longer": "the same script, with options for a longer training (ARGS=)",
 }
 
 
@@ -148,13 +148,14 @@ def build(config: Config) -> Program:
         file = file if file.is_file() else stem / "__main__.py"
         if not file.is_file():
             raise UserError(
-                f'SCRIPT="-m {typed[1]}": {root} has no such module: name the folder that '
-                f"{typed[1].partition('.')[0]} is in by FOLDER=."
+                f'SCRIPT="-m {typed[1]}": {root} has no such module: set FOLDER= to the '
+                f"folder that contains {typed[1].partition('.')[0]}."
             )
     if file.suffix == ".ipynb":
         raise UserError(
-            f"SCRIPT={config.script}: it is a notebook, and torch's launcher starts Python: "
-            f"`jupyter nbconvert --to script {file.name}` makes {file.stem}.py of it."
+            f"SCRIPT={config.script} is a notebook, but torch's launcher starts only Python "
+            f"files: convert it with `jupyter nbconvert --to script {file.name}`, which "
+            f"writes {file.stem}.py."
         )
     script_folder = str(file.parent.relative_to(root))
     # A large folder is rejected before any file is parsed.
@@ -162,8 +163,8 @@ def build(config: Config) -> Program:
     inside = file.relative_to(root).as_posix()
     if inside not in files.sent:
         raise UserError(
-            f"SCRIPT={config.script}: {inside} is not sent ({files.why_not(inside)}): give one "
-            "that is, or another FOLDER=."
+            f"SCRIPT={config.script}: Tandem does not send {inside} "
+            f"({files.why_not(inside)}): type another script or another FOLDER=."
         )
     # A shell script that starts Python is the usual mistake here: torch's launcher would report a
     # syntax error from every rank.
@@ -172,8 +173,9 @@ def build(config: Config) -> Program:
     shebang = line[2:].strip() if line.startswith("#!") and "python" not in line else ""
     if shell := shebang or ("a shell" if file.suffix in SHELLS else ""):
         raise UserError(
-            f"SCRIPT={config.script}: it is a program of {shell}, and torch's launcher starts "
-            "Python: give the file that it starts, as SCRIPT=train.py, and its options as ARGS=."
+            f"SCRIPT={config.script} is a script for {shell}, but torch's launcher starts "
+            "only Python files: type the Python file that it starts, such as "
+            "SCRIPT=train.py, and its options in ARGS=."
         )
     requirements = find_requirements(dict.fromkeys((file.parent, root)), config.requirements)
     outputs, resume = _read_outputs(config.output), _split("RESUME_ARGS", config.resume_args)
@@ -251,18 +253,18 @@ def _check_resume(config: Config, outputs: tuple[str, ...], resume: tuple[str, .
     wants_last = any(LAST in word for word in resume)
     if wants_last and not outputs:
         raise UserError(
-            f"RESUME_ARGS={config.resume_args}: {LAST} is the newest checkpoint in OUTPUT: give "
-            "OUTPUT=, the folder that the script saves in."
+            f"RESUME_ARGS={config.resume_args}: {LAST} is the newest checkpoint in OUTPUT: "
+            "set OUTPUT= to the folder in which the script saves."
         )
     if config.resume_from and not wants_last:
         raise UserError(
-            f"RESUME_FROM=self chooses the file for {LAST}: give RESUME_ARGS=, like "
+            f"RESUME_FROM=self chooses the file for {LAST}: type RESUME_ARGS=, such as "
             f"RESUME_ARGS='--resume {LAST}'."
         )
     if config.max_restarts and not resume:
         raise UserError(
-            f"MAX_RESTARTS={config.max_restarts}: another attempt would begin again, because "
-            "nobody said how the script continues: give RESUME_ARGS=, like "
+            f"MAX_RESTARTS={config.max_restarts}: a restart would train from the beginning, "
+            "because Tandem does not know how the script resumes: type RESUME_ARGS=, such as "
             f"RESUME_ARGS='--resume {LAST}' (docs/own-script.md)."
         )
 
@@ -277,9 +279,8 @@ def _notes_on_secrets(words: tuple[str, ...]) -> tuple[str, ...]:
     if not names:
         return ()
     return (
-        f"{', '.join(names)}: everybody on the machines can read what is in ARGS, and so can "
-        "everybody who reads report.html. If it is secret, give it in run_env of the inventory, or "
-        "in a file.",
+        f"{', '.join(names)}: every user of the machines and every reader of report.html can "
+        "read ARGS. Put secrets into run_env in the inventory, or into a file.",
     )
 
 
@@ -297,8 +298,9 @@ def _read_outputs(text: str | None) -> tuple[str, ...]:
         path = PurePosixPath(word)
         if path.is_absolute() or ".." in path.parts or not path.parts:
             raise UserError(
-                f"OUTPUT={text}: {word} is not below the folder that the script runs in: let it "
-                "write there, and give the folder's name, like OUTPUT=checkpoints."
+                f"OUTPUT={text}: {word} is outside the folder in which the script runs: make "
+                "the script write below that folder, and type the folder's name, such as "
+                "OUTPUT=checkpoints."
             )
         folders.append(str(path))
     return tuple(folders)

@@ -47,8 +47,8 @@ def build(config: Config) -> Program:
     elif file and not Path(file).is_absolute():
         # On other machines only a path from / leads anywhere.
         raise UserError(
-            f"WEIGHTS={file}: there is no such file here: correct the path, or give one from / "
-            "that leads to the file on every machine."
+            f"WEIGHTS={file}: there is no such file on the control node: correct the path, or "
+            "type an absolute path at which every machine has the file."
         )
     timm = None
     if model.startswith(TIMM):
@@ -129,8 +129,9 @@ def settings_of(config: Config) -> TrainerOptions:
         file = options.get(name)
         if file and (file == ".." or Path(file).name != file):
             raise UserError(
-                f"ARGS='--{name} {file}': the file comes into runs/<run>/{RESULTS_FOLDER}: give a "
-                f"name without a folder, like {Path(file).name or name}."
+                f"ARGS='--{name} {file}': Tandem writes the file into "
+                f"runs/<run>/{RESULTS_FOLDER}: type a name without a folder, such as "
+                f"{Path(file).name or name}."
             )
     try:
         return TrainerOptions(**options)

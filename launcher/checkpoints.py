@@ -111,15 +111,15 @@ def hand_over(
         search = Search(site, outputs, site.attempts.unfit(site.folder) if has_last else ())
     room = max(0, disk_free() - DISK_LEFT)
     try:
-        with waiting(site.terminal, "giving the newest checkpoint to all machines"):
+        with waiting(site.terminal, "sending the newest checkpoint to all machines"):
             name = search.find_on_all() if from_self else search.copy_newest(room)
     except Unwritable as error:
         raise UserError(not_copied(site.folder, error)) from None
     if search.rejected and not has_last:
         raise UserError(
-            f"{search.rejected[0]}: RESUME_ARGS has no {{last}}, so the script looks for its "
-            "checkpoint itself, and would find another one on each machine. Resume the run when "
-            "all of its machines answer, or give RESUME_ARGS with {last}."
+            f"{search.rejected[0]}: RESUME_ARGS has no {{last}}, so the script searches for "
+            "its checkpoint itself, and would find different ones on the machines. Resume "
+            "the run when all its machines answer, or type RESUME_ARGS with {last}."
         )
     # A machine that does not answer may have the files that are missing: to begin again now would
     # throw its steps away.
@@ -139,7 +139,7 @@ def hand_over(
         return name
     hint = ""
     if sent := [*dict.fromkeys(search.sent)]:
-        hint = f"; {show_names(sent)} was sent, not saved by this run"
+        hint = f"; Tandem sent {show_names(sent)}, so this run did not save it"
     if other_names := [*dict.fromkeys(f.name for o in search.other_files.values() for f in o)]:
         hint += f"; {show_names(other_names)} is no checkpoint by its name and contents"
     site.terminal.say(f"no checkpoint was found in {', '.join(outputs)}{hint}: starting again")
@@ -174,7 +174,7 @@ class Search:
                 listings[host] = list_outputs(self.nodes[host], site.folders[host], outputs)
             except NotHere as error:
                 self.unlisted = True
-                self.say(f"{host}: the checkpoints there are unknown: {error}")
+                self.say(f"{host}: its checkpoints are unknown: {error}")
         # The file that makes a folder a checkpoint may be on one of several machines.
         checkpoint_of = group_files({f.name for o in listings.values() for f in o.files}, outputs)
         for host, listing in listings.items():
@@ -229,7 +229,11 @@ class Search:
                 return name
         if any(self.checkpoints.values()):
             lack = [host for host, names in self.checkpoints.items() if not names]
-            reason = f"{', '.join(lack)} has none" if lack else "no intact one is on all machines"
+            reason = (
+                f"{', '.join(lack)} has none"
+                if lack
+                else ("no intact checkpoint is on all machines")
+            )
             raise UserError(
                 "RESUME_FROM=self: each machine continues from a checkpoint that it saved, and "
                 f"{reason}: leave it out, so that one file goes to all of them, or let the script "
@@ -270,7 +274,7 @@ class Search:
         for file, host in hosts.items():
             folder = PurePosixPath(file).parent
             if file.endswith(".distcp") and f"{folder}/.metadata" not in hosts:
-                return f"{folder}/.metadata is missing, which rank 0 writes last"
+                return f"{folder}/.metadata, which rank 0 writes last, is missing"
             if file == f"{folder}/.metadata":
                 names = [name.decode() for name in PARTS.findall(self.read(host, file, LONGEST))]
                 if missing := sorted({f"{folder}/{name}" for name in names} - {*hosts}):
@@ -281,7 +285,7 @@ class Search:
                 shards[str(path.with_name(SHARD.sub("#", path.name))), int(match[1])] += 1
         for (kind, total), count in shards.items():
             if count < total:
-                return f"{count} of {total} files like {show_names([kind])} are there"
+                return f"only {count} of {total} files such as {show_names([kind])} exist"
         # A rank that was killed has not written the files that the folder before this one has.
         kinds = Counter(DIGITS.sub("#", str(PurePosixPath(f).relative_to(name))) for f in hosts)
         folder = PurePosixPath(name).parent
@@ -294,7 +298,7 @@ class Search:
             ]
             for kind, count in Counter(kinds_before).items():
                 if kinds[kind] < min(count, self.world_size):
-                    return f"{kinds[kind]} of {count} files like {show_names([kind])} are there"
+                    return f"only {kinds[kind]} of {count} files such as {show_names([kind])} exist"
             break
         return None
 
@@ -327,7 +331,7 @@ class Search:
                     if size is not None and size <= room:
                         fresh[file_name], room = (host, size, path), room - size
                         break
-                    reason = reason or "it is gone, or this machine's disk has no room for it"
+                    reason = reason or "it is gone, or the control node's disk is full"
                 if file_name not in fresh:
                     text = f"{show_names([name])} did not arrive: {reason}"
                     return bool(reason) and self.reject(text)

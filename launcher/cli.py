@@ -66,7 +66,9 @@ def parse(argv: Sequence[str]) -> tuple[str, Typed]:
     if verb not in ROWS:
         nearest = verbs.nearest(verb, VERBS)
         hint = f": did you mean {nearest}?" if nearest else f"; there are {', '.join(VERBS)}."
-        raise UserError(f"there is no verb {verb}{hint}" if verb else f"a verb is missing{hint}")
+        raise UserError(
+            f"there is no command {verb}{hint}" if verb else f"the command is missing{hint}"
+        )
     typed = command_line.verb_words(verb, argv[1:], f"{PROGRAM} {verb}", ROWS[verb])
     if {"script", "model"} & typed.keys() or "SCRIPT" in ROWS[verb].variables:
         from launcher.programs import read_paths
@@ -136,5 +138,5 @@ def main(argv: list[str]) -> int:
         print(result_line(refused=error.problems[0]), end="", flush=True)
         return USAGE_ERROR
     except KeyboardInterrupt:
-        print("tandem: interrupted; `make runs` shows what was begun", file=sys.stderr)
+        print("tandem: interrupted; `make runs` lists the runs that were started", file=sys.stderr)
         return 130

@@ -1,4 +1,4 @@
-"""Brings a run's files from the nodes to the control machine. Of records it fetches only what the
+"""Brings a run's files from the nodes to the control node. Of records it fetches only what the
 copies lack (launcher/watch/guards.py). It uses other channels than the guards, so that no lease and
 no stop waits for files.
 
@@ -111,15 +111,18 @@ def bring(
                 return []
             lines = []
             if size > limit:
-                excess = f"larger than {max_bytes // MIB} MiB (KEEP= allows more); the whole file"
+                excess = (
+                    f"larger than {max_bytes // MIB} MiB (KEEP= raises this limit); the whole file"
+                )
                 if not by_lines:
-                    raise NotHere(f"it is {excess} is {source} there")
+                    raise NotHere(f"it is {excess} is {source} on that machine")
                 with fresh.open("r+b") as file:  # end with the last complete line
                     near_end = max(0, limit - MIB)
                     file.seek(near_end)
                     file.truncate(near_end + file.read(limit - near_end).rfind(b"\n") + 1)
                 lines.append(
-                    f"{host}: {name} holds the beginning only: it is {excess} is {source} there."
+                    f"{host}: only the beginning of {name} was copied: it is {excess} is "
+                    f"{source} on that machine."
                 )
             if not begin:
                 move_in(fresh, folder, name)
@@ -147,12 +150,12 @@ def one_by_one(host: str, names: Iterable[str], work: Callable[[str], list[str]]
         try:
             lines += work(name)
         except Lost as error:
-            return [*lines, f"{host}: {name} and what follows it was not collected: {error}."]
+            return [*lines, f"{host}: {name} and later files were not copied: {error}."]
         except Unwritable:
             raise
         except Exception as error:  # a defect here is that machine's alone
             reason = error if isinstance(error, NotHere) else error_location(error)
-            lines.append(f"{host}: {name} was not collected: {reason}.")
+            lines.append(f"{host}: {name} was not copied: {reason}.")
     return lines
 
 
@@ -202,7 +205,9 @@ def move_in(fresh: Path, folder: Path, name: str) -> None:
     except OSError as error:
         if error.errno not in NAMES:
             raise
-        raise NotHere(f"here something else has its name ({error.strerror})") from None
+        raise NotHere(
+            f"on the control node, something else has its name ({error.strerror})"
+        ) from None
 
 
 def receive(
@@ -249,7 +254,7 @@ def receive(
     if status == ABSENT:
         return None
     if status == IRREGULAR:
-        raise NotHere("it is not a regular file there")
+        raise NotHere("it is not a regular file on that machine")
     if status != 0:
         raise Lost(f"the connection to the machine broke, or it could not be read {stderr}".strip())
     return size
@@ -370,6 +375,6 @@ def whole_file(node: Node, run_folder: str, name: str, folder: Path) -> list[Pat
         if size is None:
             return []
         if size > room:
-            raise TooLarge(f"only {room // MIB} MiB to spare for {Path(name).name}")
+            raise TooLarge(f"the control node has only {room // MIB} MiB for {Path(name).name}")
         move_in(fresh, folder, name)
     return [folder / name]

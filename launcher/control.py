@@ -97,15 +97,15 @@ def stop(name: str) -> int:
     folder = folders.find(name)
     pid = controller(folder)
     if pid is None:
-        raise UserError(f"run {folder.name} is not under way; its state is `{state(folder)}`.")
+        raise UserError(f"run {folder.name} is not running; its state is `{state(folder)}`.")
     if machine := elsewhere(folder):
         raise UserError(
-            f"run {folder.name} is carried out on {machine}: type `make stop "
-            f"RUN={folder.name}` there."
+            f"the control node of run {folder.name} is {machine}: type `make stop "
+            f"RUN={folder.name}` on that machine."
         )
     if (folder / "controller.pid").stat().st_uid != os.getuid():  # it may name any process of ours
         raise UserError(
-            f"run {folder.name} is another user's: only that user can type `make stop "
+            f"run {folder.name} belongs to another user: only that user can type `make stop "
             f"RUN={folder.name}`."
         )
     log = folder / "controller.log"
@@ -197,7 +197,7 @@ def detach(argv: list[str]) -> int:
             if not results:
                 print(line, end="", flush=True)
             if "waits" in results:  # for AT=, QUEUE=1 or owners: it has no run yet
-                text = f"detached as process {child.pid}: `kill {child.pid}` takes it back"
+                text = f"detached as process {child.pid}: `kill {child.pid}` cancels it"
                 terminal.show(text, sys.stdout)
                 return 0
             if name := results.get("run"):

@@ -62,7 +62,7 @@ def perform_errand(
     terminal.say(*leftovers(outcome))
     terminal.drain()
     if cause is None:
-        raise UserError(f"stopped before it was {purpose}.")
+        raise UserError(f"stopped before it could be {purpose}.")
     # Nobody watches a measurement, so one sentence names the cause, the remedy or the log to read.
     message, remedy = explained(cause)
     # torch's launcher failed, and not the program: its last line has the reason.

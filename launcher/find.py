@@ -49,7 +49,10 @@ def network_of(text: str | None, interfaces: list[IPv4Interface]) -> IPv4Network
     """Return the network that NET names. Raises UserError if it is too large or not this LAN's."""
     mine = ", ".join(str(interface.network) for interface in interfaces) or "no network"
     if not text:
-        raise UserError(f"NET is missing: name the addresses to ask (this machine is in {mine}).")
+        raise UserError(
+            "NET is missing: type the network to search, such as NET=192.168.1.0/24 "
+            f"(this machine is in {mine})."
+        )
     try:
         net = IPv4Network(text, strict=False)
     except ValueError:
@@ -57,13 +60,13 @@ def network_of(text: str | None, interfaces: list[IPv4Interface]) -> IPv4Network
     # A mistyped prefix would ask a whole company's network for ssh, which looks like an attack.
     if net.prefixlen < WIDEST:
         raise UserError(
-            f"NET={text} has {net.num_addresses:,} addresses: ask {1 << (32 - WIDEST):,} at most, "
-            f"a /{WIDEST}."
+            f"NET={text} has {net.num_addresses:,} addresses: type a network of at most "
+            f"{1 << (32 - WIDEST):,} addresses, a /{WIDEST}."
         )
     if not net.is_private or not any(net.overlaps(interface.network) for interface in interfaces):
         raise UserError(
-            f"NET={text}: only this machine's own network is asked, and it has no address there "
-            f"(it is in {mine})."
+            f"NET={text}: make find searches only a network of this machine, and this machine "
+            f"is in {mine}."
         )
     return net
 
@@ -122,8 +125,8 @@ def proposal(server: Server, used_names: Collection[str]) -> tuple[str, str]:
     name = next(usable, fallback)
     line = f"{name} ansible_host={server.address}"
     if is_known:
-        return name, f"{line}  # ours, by its host key; {server.program}"
-    return name, f"#{line}  # a stranger: is it yours? {server.program}"
+        return name, f"{line}  # its host key is known; {server.program}"
+    return name, f"#{line}  # its host key is unknown: is it yours? {server.program}"
 
 
 def with_lines(text: str, lines: list[str], path: Path) -> str:
@@ -133,7 +136,9 @@ def with_lines(text: str, lines: list[str], path: Path) -> str:
     heads = [index for index, line in enumerate(rows) if line.startswith("[")]
     start = next((index for index in heads if rows[index].strip() == "[cluster]"), None)
     if start is None:
-        raise UserError(f"{relative(path)} has no line [cluster]: put the lines there yourself.")
+        raise UserError(
+            f"{relative(path)} has no line [cluster]: write the lines into the file yourself."
+        )
     end = next((index for index in heads if index > start), len(rows))
     # The lines join the group's last one, above blank lines that separate it from the next group.
     while not rows[end - 1].strip():
@@ -151,7 +156,7 @@ def find(net: str | None, file: str, write: bool) -> int:
     except UserError:  # a list may have no machine yet
         if not path.is_file():
             raise
-    text = f"asking {pluralize(len(addresses), 'address')} for ssh"
+    text = f"searching {pluralize(len(addresses), 'address')} for ssh servers"
     with waiting(terminal, text), ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         servers = [server for server in pool.map(ask, addresses) if server]
     lines, used_names = [], set(listed.values())
@@ -176,8 +181,8 @@ def find(net: str | None, file: str, write: bool) -> int:
         fresh = [line for line in lines if line.split()[1].partition("=")[2] not in present]
         text = with_lines(text, fresh, path)
         write_whole(path.resolve(), text.encode(), stat.S_IMODE(path.stat().st_mode))
-        terminal.say(f"{pluralize(len(fresh), 'line')} written to {file}, below what was there")
+        terminal.say(f"{pluralize(len(fresh), 'line')} added to {file}")
     elif lines:
-        terminal.say(f"lines for {file}: WRITE=1 puts them there")
+        terminal.say(f"lines for {file}, which WRITE=1 adds to the file")
     terminal.drain()
     return 0

@@ -1,4 +1,4 @@
-"""The folders of runs on the control machine, and which process controls a run."""
+"""The folders of runs on the control node, and which process controls a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def find(name: str) -> Path:
     if not newest:
         lead = "" if name == "latest" else f"no run {name}: "
         raise UserError(f"{lead}there is no run yet: `make demo` or `make train` starts one.")
-    raise UserError(f"no run {name} in {relative(RUNS)}/: the newest are {', '.join(newest)}.")
+    raise UserError(
+        f"{relative(RUNS)}/ has no run {name}: the newest runs are {', '.join(newest)}."
+    )
 
 
 def newest_first() -> list[Path]:
@@ -50,8 +52,8 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"{relative(path)} cannot be written ({error.strerror}): make room on that disk, or "
-            "give the folder to your user."
+            f"{relative(path)} cannot be written ({error.strerror}): free space on that disk, "
+            "or make your user the owner of the folder."
         ) from None
 
 
@@ -94,8 +96,8 @@ def refuse_links(folder: Path) -> None:
         for path in (Path(parent, name) for name in [*folders, *files]):
             if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(folder):
                 raise UserError(
-                    f"{relative(path)} is a link that leads out of the run's folder, to "
-                    f"{path.readlink()}: remove it, or put a copy of what you mean in its place."
+                    f"{relative(path)} is a link to {path.readlink()}, outside the run's "
+                    "folder: remove the link, or replace it with a copy of the file."
                 )
 
 
@@ -141,8 +143,8 @@ def lock(folder: Path) -> TextIO:
         file.seek(0)
         process = " on ".join(file.read().split()[:2])
         raise UserError(
-            f"run {folder.name} is being carried out by process {process}: "
-            f"`make attach RUN={folder.name}` shows it, `make stop RUN={folder.name}` ends it."
+            f"process {process} is running {folder.name}: `make attach RUN={folder.name}` "
+            f"shows the run, `make stop RUN={folder.name}` ends it."
         ) from None
     # Only the holder of the lock writes: the refused process above reads who that is.
     with writing(path):

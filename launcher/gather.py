@@ -32,13 +32,13 @@ def gather_files(config: Config, terminal: Terminal) -> list[Path]:
     if program.requirements:
         from launcher.plan import layer
 
-        with waiting(terminal, f"asking {pluralize(len(hosts), 'machine')} what is there"):
+        with waiting(terminal, f"checking {pluralize(len(hosts), 'machine')}"):
             machines = look.open_and_probe(hosts, Needs(config, program))
         try:
             # Wheels are made for one version of Python, so no bundle would suit all machines.
             if differing := judge.python(machines):
                 raise Refused(differing)
-            with waiting(terminal, f"gathering the packages of {program.typed}"):
+            with waiting(terminal, f"downloading the packages of {program.typed}"):
                 environment = environment_of(machines)
                 bundled = layer.build_layer(program.requirements, environment, layer.BUNDLE)
                 gathered.append(bundled.tree.parent)

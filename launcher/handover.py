@@ -60,7 +60,7 @@ def place_checkpoints(site: RunSite, plan: Plan) -> None:
         folder = f"{node.output}/checkpoints/{node.host}"
         put(site.machines.nodes[node.host], file, size, folder, name)
 
-    with waiting(site.terminal, f"giving the newest checkpoint to {node.host}"):
+    with waiting(site.terminal, f"sending the newest checkpoint to {node.host}"):
         machines = look.open_and_probe(hosts, site.needs, without_missing=True)
         try:
             run_folders = folders_of(machines, site.folder.name)

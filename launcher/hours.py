@@ -31,7 +31,7 @@ def moments(at: str | None, until: str | None) -> dict[str, int]:
         match = re.fullmatch("([01]?[0-9]|2[0-3]):([0-5][0-9])", text)
         if match is None:
             name = variable.upper()
-            raise UserError(f"{name}={text}: give a time of day like 19:00 or 07:30.")
+            raise UserError(f"{name}={text}: type a time of day, such as 19:00 or 07:30.")
         # UNTIL counts from the beginning of the run: AT=19:00 UNTIL=7:30 ends on the next morning.
         earliest = datetime.fromtimestamp(times.get("at", time.time()))
         hour, minute = map(int, match.groups())
@@ -53,7 +53,7 @@ def wait(at: int | None, terminal: Terminal) -> bool:
     if at is None or time.time() >= at:
         return False
     duration = timedelta(seconds=round(at - time.time()))
-    terminal.say(f"waits until {shown(at)} ({duration} from now): Ctrl-C takes it back")
+    terminal.say(f"waits until {shown(at)} ({duration} from now): Ctrl-C cancels it")
     terminal.result(waits=f"until {shown(at)}")
     with awake(f"a run begins at {shown(at)}", terminal):
         while (missing := at - time.time()) > 0:
@@ -72,7 +72,7 @@ def ending(until: int | None, terminal: Terminal) -> Iterator[None]:
         # A signal to this process, so that UNTIL ends a run exactly as `make stop` does.
         while not over.wait(min(LOOK_EVERY, max(0.0, until - time.time()))):
             if time.time() >= until:
-                terminal.say(f"it is {shown(until)} (UNTIL): the run saves and ends")
+                terminal.say(f"it is {shown(until)} (UNTIL): the run saves a checkpoint and ends")
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
 
@@ -103,8 +103,8 @@ def awake(reason: str, terminal: Terminal) -> Iterator[None]:
             process.wait(1.0)
     if process is None or process.poll() is not None:
         terminal.say(
-            "this machine may go to sleep before the run is over, which systemd-inhibit could not "
-            "prevent: switch automatic suspend off in its settings, if it has any"
+            "the control node may go to sleep during the run, because systemd-inhibit could "
+            "not prevent it: switch off automatic suspend in its settings"
         )
     try:
         yield

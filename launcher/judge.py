@@ -108,11 +108,13 @@ def data(host: Host, facts: NodeFacts, needs: Needs) -> Iterator[Problem]:
         neighbours = f"; there {be} {names}" if names else ""
         name, is_local = Path(folder).name, host.engine.is_local
         # Provisioning copies data to other machines only: on this one the user puts it in place.
-        brings = "" if is_local else " (data_sets in group_vars/all.yml brings them there)"
-        remedy = f"correct DATA, or put class folders into its train/ and val/{brings}"
+        brings = (
+            "" if is_local else (" (data_sets in group_vars/all.yml copies them to the machines)")
+        )
+        remedy = f"correct DATA, or put class folders into its folders train and val{brings}"
         if needs.program.data_kind == layout.FILES:
             entry = f"`data_sets: [{{name: {name}, kind: files}}]`"
-            brings = f": {entry} in group_vars/all.yml brings data/{name} there"
+            brings = f": {entry} in group_vars/all.yml copies data/{name} to the machines"
             remedy = f"correct DATA, or copy the folder{'' if is_local else brings}"
         elif name == "digits":
             remedy = host.engine.data_hint

@@ -291,7 +291,7 @@ def watch_guards(
     try:
         return Watch(plan, processes, logs, stopper, participants).run()
     finally:
-        with waiting(logs.terminal, "writing the logs to this machine's disk"):
+        with waiting(logs.terminal, "writing the logs to the control node's disk"):
             logs.close()
         for process in processes.values():
             process.close()
@@ -327,7 +327,7 @@ def next_start(run: Run, start: Start, limits: Limits, reason: str, stopper: Sto
     needs = dataclasses.replace(start.needs, decided=run.attempts.decided())
     # Whoever reads that the run waits for machines wants to know whether steps are lost.
     saved = run.attempts.saved(run.folder)
-    lead = "all is saved, and the run waits" if saved else "the run waits"
+    lead = "the checkpoint is saved, and the run waits" if saved else "the run waits"
     waiter = Waiter(terminal, run.notify, stopper=stopper, lead=lead)
     machines = run.participants.gather(Moment.RESTART, needs, waiter, start.plan.run)
     try:
@@ -373,9 +373,7 @@ def finish(run: Run, outcome: Outcome, machines: OpenMachines | None) -> bool:
         is_whole = make_report(run.folder, run.terminal) and is_whole
     except KeyboardInterrupt:
         name = run.folder.name
-        run.terminal.say(
-            f"`make report RUN={name}` makes its report from what has been copied so far"
-        )
+        run.terminal.say(f"`make report RUN={name}` makes a report of the files copied so far")
         raise
     finally:
         machines.close()
@@ -400,7 +398,7 @@ def reconnect(run: Run, outcome: Outcome, machines: OpenMachines | None) -> Open
     with waiting(run.terminal, "finding out which machines answer"):
         machines = look.open_and_probe(hosts, needs, without_missing=True)
     for name in sorted(participated - {host.name for host in machines.hosts}):
-        run.terminal.say(f"{name} does not answer: its records stay on it")
+        run.terminal.say(f"{name} does not answer: its records stay on that machine")
     return machines
 
 
@@ -415,7 +413,7 @@ def collect_files(run: Run, machines: OpenMachines) -> tuple[bool, bool]:
     lines: list[str] = []
     names_by_host: dict[str, list[str]] = {}
     is_whole = True
-    with waiting(run.terminal, "copying records and checkpoints to this machine"):
+    with waiting(run.terminal, "copying records and checkpoints to the control node"):
         try:
             lines += collect.bring(nodes, run_folders, attempts.list, run.folder, max_bytes)
             if program.runs_in_folder:
@@ -463,8 +461,8 @@ def make_report(folder: Path, terminal: Terminal) -> bool:
     else:
         reason = lines[-1] if lines else f"exit code {code}"
         terminal.say(
-            f"the report could not be made ({reason}): the run is as it was, and "
-            f"`make report RUN={folder.name}` makes its report again"
+            f"the report failed ({reason}), but the run's files are complete: `make report "
+            f"RUN={folder.name}` tries again"
         )
     terminal.say(f"everything is in {relative(folder)}")
     return code == 0

@@ -341,7 +341,7 @@ def read_unreached(line: bytes, addresses: Collection[str]) -> list[Unreached] |
         peer_addresses = [peer.address for peer in peers]
         is_repeated = len(set(peer_addresses)) < len(peer_addresses)
         if is_repeated or not set(peer_addresses) <= set(addresses):
-            raise Invalid("it names a machine twice, or one that it was not asked for")
+            raise Invalid("it lists a machine twice, or a machine that was not requested")
     except Invalid as error:
-        return f"what it says is impossible ({error})"
+        return f"its answer is impossible ({error})"
     return peers

@@ -88,7 +88,7 @@ class Notify:
         for name in NAMED.findall(" ".join(self.argv)):
             if name not in fact_names:
                 listed = ", ".join(f"{{{fact_name}}}" for fact_name in fact_names)
-                raise UserError(f"NOTIFY: {{{name}}} is no fact of a run: there are {listed}.")
+                raise UserError(f"NOTIFY: {{{name}}} does not exist: use {listed}.")
         # A shell, or ssh, reads its words a second time: a machine's text could end its quote and
         # add a command. Variables are safe, since a shell does not read their values again.
         for index, word in enumerate(self.argv):
@@ -98,14 +98,14 @@ class Notify:
             match = NAMED.search(word)
             if match and (is_code or "ssh" in programs):
                 raise UserError(
-                    f"NOTIFY: {self.argv[0]} would read {match[0]} as code, and parts of it are a "
-                    f'machine\'s words: write "$TANDEM_{match[1].upper()}" there, or name a '
-                    "script, which has that variable."
+                    f"NOTIFY: {self.argv[0]} would run {match[0]} as code, although a machine "
+                    f'wrote parts of it: write "$TANDEM_{match[1].upper()}" instead, or use '
+                    "a script, which has this variable."
                 )
         if self.argv and not shutil.which(self.argv[0]):
             raise UserError(
-                f"NOTIFY: there is no program {self.argv[0]} on this machine: install it, or name "
-                "another one."
+                f"NOTIFY: the control node has no program {self.argv[0]}: install it, or type "
+                "another program."
             )
 
     def wait(self, name: str) -> Callable[[str], None]:

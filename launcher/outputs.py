@@ -79,7 +79,9 @@ def list_outputs(node: Node, run_folder: str, outputs: tuple[str, ...]) -> Listi
     except (OSError, UserError, Invalid) as error:
         raise NotHere(str(error).rstrip(".")) from None
     except Exception as error:  # a defect here is that machine's alone
-        raise NotHere(f"its list ended in an error here: {error_location(error)}") from None
+        raise NotHere(
+            f"its list caused an error on the control node: {error_location(error)}"
+        ) from None
 
 
 def check_listing(answer: WorkFiles, outputs: tuple[str, ...]) -> Listing:
@@ -161,7 +163,7 @@ def bring(
                 os.unlink(name, dir_fd=base)
             os.close(base)
             count = pluralize(len(equal), "file")
-            lines.append(f"{host}: {count} equal to another machine's, kept once")
+            lines.append(f"{host}: {count} identical to another machine's, stored once")
     return lines
 
 
@@ -180,7 +182,7 @@ def bring_from_one(
     try:
         listing = list_outputs(node, run_folder, outputs or (".",))
     except NotHere as error:
-        return [f"{host}: the files that the script wrote were not collected: {error}."]
+        return [f"{host}: the files that the script wrote were not copied: {error}."]
     # A file that is skipped is named with the reason: nothing is lost without a word.
     files, stays, total = list[OutputFile](), dict[str, list[str]](), listing.count
     for file in listing.files:
@@ -189,7 +191,7 @@ def bring_from_one(
         if CACHES & {*segments}:
             total -= 1
         elif TOOLS & {*segments} or segments[-1] == "head":
-            reason = "git or an editor could run programs that they name"
+            reason = "git or an editor could run programs because of them"
             stays.setdefault(reason, []).append(file.name)
         else:
             files.append(file)
@@ -208,7 +210,7 @@ def bring_from_one(
                 if size is None:
                     raise NotHere("gone meanwhile")
                 if size > room:
-                    raise NotHere("beyond the limit of a machine, which KEEP= raises")
+                    raise NotHere("beyond the limit per machine, which KEEP= raises")
                 sha256 = file_sha256(fresh)
                 move_in(fresh, folder / place, file.name)
             came[file.name], room = sha256, room - size
@@ -220,12 +222,12 @@ def bring_from_one(
             stays.setdefault(reason, []).append(file.name)
     stayed = {reason: (len(names), names) for reason, names in stays.items()}
     if older > 0:
-        stayed[f"a run brings the {MOST_FILES:,} newest of a machine"] = older, []
+        stayed[f"Tandem copies the {MOST_FILES:,} newest files of a machine"] = older, []
     stayed |= {kind: names for kind, names in listing.skipped.items() if kind != "sent"}
     lines = [f"{host}: {len(came):,} of {pluralize(total, 'file')} in {place}"] if total else []
     for reason, (count, names) in stayed.items():
         listed = f": {show_names(names, count)}" if names else ""
-        counted = f"{host}: {pluralize(count, 'file')} not collected from {run_folder}/{place}"
+        counted = f"{host}: {pluralize(count, 'file')} not copied from {run_folder}/{place}"
         lines.append(f"{counted}, {reason}{listed}")
     return lines
 
@@ -253,5 +255,5 @@ def put(node: Node, source: Path, size: int, folder: str, name: str) -> None:
     if status != 0:
         raise UserError(
             f"{node.host.label()}: the checkpoint could not be written to {folder}/{name}: "
-            f"{stderr or 'it took too long'}: make room there."
+            f"{stderr or 'it took too long'}: free space on that disk."
         )

@@ -172,10 +172,10 @@ def select(
             return Selection(names, left_out)
         texts = [entry.text for entry in (*left_out.values(), *joint) if entry not in owned]
         if waited > PATIENCE:
-            fit = f"only {len(names)} answer and are fit ({', '.join(names) or 'none'})"
-            advice = "repair the others, then type `make train RESUME=latest`."
-            raise UserError(*texts, f"the run needs {count}, and {fit}: {advice}")
-        return Selection(names, left_out, f"{count} must answer and be fit", False, texts)
+            fit = f"only {len(names)} are ready ({', '.join(names) or 'none'})"
+            advice = "repair the other machines, then type `make train RESUME=latest`."
+            raise UserError(*texts, f"the run needs {count}, but {fit}: {advice}")
+        return Selection(names, left_out, f"{count} must be ready", False, texts)
     # A problem that waiting cannot solve is reported before the waiting begins.
     passes = config.queue or moment is Moment.DRY_RUN
     busy = [entry for entry in findings if entry.blocks is BUSY and passes]
@@ -212,8 +212,8 @@ class Waiter:
             self.terminal.say(f"{self.lead}: {reason}")
             if not self._reported and not self.stopper:
                 self.terminal.say(
-                    f"it asks again every {QUEUE_POLL_SECONDS:.0f} s; of runs that wait for the "
-                    "same machines, whichever asks first has them"
+                    f"Tandem checks again every {QUEUE_POLL_SECONDS:.0f} s; if several runs "
+                    "wait for the same machines, the first that checks gets them"
                 )
             self.terminal.result(waits=reason)
             self._reported = reason
@@ -260,7 +260,7 @@ class Participants(MachineGroup):
                 # The clock and the owners have left enough machines: now all of them are asked.
                 if not selection.wait:
                     hosts = [host for host in self.hosts if host.name in selection.names]
-                    text = f"asking {pluralize(len(hosts), 'machine')} what is there"
+                    text = f"checking {pluralize(len(hosts), 'machine')}"
                     with waiting(terminal, text):
                         machines = look.open_and_probe(hosts, needs, without_missing=is_lenient)
                     connections.callback(machines.close)

@@ -49,9 +49,11 @@ def run_check(plan: Plan, machines: OpenMachines, terminal: Terminal) -> None:
     last_lines = answer.lines[-SHOWN_LINES:]
     if answer.code is None:
         raise CheckFailed(
-            f"{node.host}: the check before the run did not end within {CHECK_SECONDS:.0f} s, and "
+            f"{node.host}: the check before the run took more than {CHECK_SECONDS:.0f} s and "
             f"was stopped. Its last lines: {' / '.join(last_lines) or 'none'}."
         )
     if answer.code:
-        raise CheckFailed(*(last_lines or [f"{node.host}: the check ended with {answer.code}."]))
+        raise CheckFailed(
+            *(last_lines or [f"{node.host}: the check ended with exit code {answer.code}."])
+        )
     terminal.say(*answer.lines)

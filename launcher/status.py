@@ -28,7 +28,7 @@ def status(name: str, as_json: bool = False) -> int:
         return 0
     # The lock and the files of the run are enough: its controller need not live.
     pid, state = control.controller(folder), control.state(folder)
-    control.say(f"run {folder.name}: {state}" + (f", carried out by process {pid}" if pid else ""))
+    control.say(f"run {folder.name}: {state}" + (f", controlled by process {pid}" if pid else ""))
     if state == "abandoned":
         advice = f"its controller died; `make train RESUME={folder.name}` continues it"
         terminal.show(advice, sys.stdout)
@@ -53,7 +53,7 @@ def status(name: str, as_json: bool = False) -> int:
         options = control.read(folder / "plan.json").get("options")
         options = options if isinstance(options, dict) else {}
         terminal.keep_machines(str(options.get("inventory", DEFAULT_INVENTORY)))
-        advice = "between runs `make top` and `make check` show how the machines are"
+        advice = "between runs, `make top` and `make check` show the state of the machines"
         terminal.show(advice, sys.stdout)
     return 0
 

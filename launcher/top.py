@@ -68,7 +68,7 @@ class Idle:
             data += piece
         *lines, self._unread = data.split(b"\n")
         if len(self._unread) >= PIECE:
-            self.why = "it sends what is no figure"
+            self.why = "it sends values that are not numbers"
         for line in lines:
             sample = object_in(line) if line.startswith(b"{") else None
             if sample is not None:
@@ -105,7 +105,7 @@ class Machines:
             with self._isolate_errors(idle.host):
                 idle.look()
                 rows += [idle.row] if idle.row else []
-        lines = [f"  {pluralize(len(self._hosts), 'machine')}; no run is under way here", ""]
+        lines = [f"  {pluralize(len(self._hosts), 'machine')}; no run is active", ""]
         if rows:
             lines += [*section_lines(Section("", status.machines_of(rows, False)), width), ""]
         for idle in self._idle:
@@ -123,7 +123,7 @@ class Machines:
         try:
             yield
         except Exception as error:
-            self.failures[host.name] = f"{host.label()}: it cannot be asked: {error}"[:1000]
+            self.failures[host.name] = f"{host.label()}: it does not answer: {error}"[:1000]
             self._idle = [idle for idle in self._idle if idle.host != host]
 
     def close(self) -> None:
@@ -189,7 +189,7 @@ class Top:
                     self._slow = {rank.host for rank in ranks if rank.rank == judgement.slower}
             if (room := height - len(lines) - 2) > 2:
                 lines += ["", *tail(folder, room)]
-        title = f"tandem  {time.strftime('%H:%M:%S')}  q ends this view, not the run"
+        title = f"tandem  {time.strftime('%H:%M:%S')}  q closes this view; the run continues"
         return fitting([title, *lines], width, height)
 
     def close(self) -> None:
@@ -206,7 +206,7 @@ def fitting(lines: list[str], width: int, height: int) -> list[str]:
     if len(plain) <= height:
         return plain
     excess = len(plain) - height + 1
-    return [*plain[: height - 1], f"  ... {excess} lines more: make the window taller"[:width]]
+    return [*plain[: height - 1], f"  ... {excess} more lines: make the window taller"[:width]]
 
 
 def top(name: str | None, machines: str) -> int:

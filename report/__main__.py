@@ -33,7 +33,7 @@ from report.time_charts import as_csv
 
 # Limits of this process. The records of five machines over a month need a tenth of each.
 MEMORY_LIMIT_BYTES, CPU_LIMIT_SECONDS = 1 << 30, 600
-WOULD = "would be needed for these files: remove what is too large below nodes/ of the run."
+WOULD = "would be needed for these files: remove files that are too large below nodes/ of the run."
 
 
 def main(argv: list[str]) -> int:
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
         )
     # Files are replaced at the end, each at once, so none is half written now.
     except KeyboardInterrupt:
-        print("report: interrupted; the run is as it was", file=sys.stderr)
+        print("report: interrupted; the run is unchanged", file=sys.stderr)
         return 130
     except UserError as error:
         print(f"report: {printable(verbs.with_inventory(str(error)))}", file=sys.stderr)

@@ -302,7 +302,7 @@ def recommend_strategy(case: Case, rate: float) -> list[Remedy]:
         label += f" with SGD; with Adam {prices.with_adam(best)}"
     # A user who sees a faster one in the plan should know why it is not recommended.
     if fastest != best:
-        label += f"; {fastest.spec} leaves out more for at most 5 % less time"
+        label += f"; {fastest.spec} is less exact, and saves at most 5 % of the time"
     change = f"{phrase}: {best.rule.text} (accuracy: {label})"
     wait = becoming(network=seconds[best] - without_network)
     return [case.propose(change, "network", wait, words={"SYNC": best.spec}, args=args)]
@@ -361,7 +361,7 @@ def advise_on_straggler(case: Case) -> list[Remedy]:
         repair = REMEDY_TEXT.get(case.cause, "repaired or upgraded")
         equal = becoming(work=slow.median, data=0.0, peers=0.0)
         remedies.append(
-            case.propose(f"{slow.place} {repair}: as fast as the others", "peers", equal)
+            case.propose(f"{slow.place} {repair}: as fast as the other ranks", "peers", equal)
         )
     other_ranks = [rank for rank in step.ranks if rank.host != host]
     world = step.world - (len(step.ranks) - len(other_ranks))
@@ -412,7 +412,7 @@ def advise_on_loading(case: Case) -> list[Remedy]:
     if cause == "data_decode":
         remedies += advise_more_loaders(case)
     if cause == "data_disk":
-        change = "an SSD in the place of a hard disk, if that is what it is, and it keeps up"
+        change = "an SSD instead of a hard disk, if the disk is one and the SSD is fast enough"
         remedies.append(case.propose(change, "data", becoming(loader=0.0), money=True))
     return remedies
 
@@ -477,7 +477,8 @@ def advise_on_share(case: Case) -> list[Remedy]:
         remedies.append(fewer_bytes(change, SHRUNK))
     if late:
         change = (
-            f"{step.samples} on each machine's own disk instead of the share, if that disk keeps up"
+            f"{step.samples} on each machine's own disk instead of the share, if the disk is "
+            "fast enough"
         )
         remedies.append(fewer_bytes(change, 0))
     return remedies
@@ -515,6 +516,6 @@ def advise_on_rank_work(case: Case) -> list[Remedy]:
     rank_work = case.situation.rank_work
     if not rank_work:
         return []
-    change = "what one rank does between epochs done by all ranks, or less often"
+    change = "do the work of one rank between epochs on all ranks, or less often"
     shared = becoming(rank_work=rank_work / case.step.world)
     return [case.propose(change, "rank_work", shared)]

@@ -235,16 +235,16 @@ def missing_notes(run: RunRecord, gpus: list[Usage], step: Step | None) -> list[
             )
     if any(record.is_uncounted for record in run.ranks):
         notes.append(
-            "No speed: a batch does not say how many samples it holds. End each step of the script "
-            "with timings.step(samples=N)."
+            "The speed is unknown, because the number of samples in a batch is unknown. End "
+            "each step of the script with timings.step(samples=N)."
         )
     unrecorded = [host for host in run.hosts if host not in run.machines]
     if unrecorded:
-        notes.append(f"No record of the machine (disks, network card) on {', '.join(unrecorded)}.")
+        notes.append(f"Disks and network card were not recorded on {', '.join(unrecorded)}.")
     # Only a rank with a GPU shows that records of GPUs are missing.
     device = next((r.start.device for r in run.ranks if r.start.device), "")
     if not gpus and device.startswith(("NVIDIA", "cuda", "Tesla", "GeForce")):
-        notes.append("No record of the GPUs: nvidia-smi was not found.")
+        notes.append("The GPUs were not recorded: nvidia-smi was not found.")
     if step and step.contradiction:
         notes.append(step.contradiction)
     return notes

@@ -54,6 +54,6 @@ def write(path: Path, content: str) -> None:
         write_whole(path, content.encode("utf-8", errors="replace"))
     except OSError as error:
         raise UserError(
-            f"Cannot write {path}: {error.strerror}. Make room on that disk, or give the folder to "
-            "your user."
+            f"Cannot write {path}: {error.strerror}. Free space on that disk, or make your "
+            "user the owner of the folder."
         ) from None

@@ -186,9 +186,9 @@ def read_compared_run(folder: Path) -> ComparedRun:
     versions = {r.start.record for r in analysis.run.ranks if r.start} - {RECORD}
     if versions:
         raise UserError(
-            f"{name} has version {min(versions)} of the record, and runs of version {RECORD} can "
-            f"be compared: `make report RUN={name}` reports on it alone, and a new run of the same "
-            "settings can be compared."
+            f"{name} has version {min(versions)} of the record, but only runs of version "
+            f"{RECORD} can be compared: `make report RUN={name}` shows it alone. Compare a "
+            "new run with the same settings."
         )
     last_rank = last_rank_causes(step, analysis.evidence) if step and step.last_rank else {}
     # A failed run may have a verdict as well.
@@ -210,13 +210,18 @@ def read_compared_run(folder: Path) -> ComparedRun:
 
 MOST_EPOCHS = 4  # columns of accuracy
 MOST_CURVES = 8  # sides that have a colour
-ONE_PC = "The machines of a demo are processes of one PC: nothing here holds for a network."
+ONE_PC = (
+    "The nodes of a demo are processes on one PC, so these numbers say nothing about a network."
+)
 OTHER_TASK = (
-    "These runs did not do the same, so neither the speed nor the accuracy of one says how good "
-    "the settings of another are. "
+    "These runs did different work, so their speeds and accuracies do not show which "
+    "settings are better. "
 )
 CHANGED = 0.1  # of the first run's step, from which a change of the last rank's step is shown
-NOTE = "`network`: what even the last rank waits for; `slower`: how much longer the others do."
+NOTE = (
+    "`network`: the time that even the last rank waits; `slower`: how much longer the other "
+    "ranks wait."
+)
 
 
 def view_of(comparison: Comparison) -> view.View:

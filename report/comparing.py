@@ -43,7 +43,7 @@ def compare_main(argv: list[str]) -> int:
         earlier = names_by_folder.setdefault(folder.resolve(), name)
         # Compared by identity, because a name may be given twice.
         if earlier is not name:
-            raise UserError(f"RUNS has the same run twice: {earlier} and {name}; leave one out.")
+            raise UserError(f"RUNS has the same run twice: {earlier} and {name}. Remove one.")
     rows = [Row(folder.resolve().name, [folder]) for folder in folders]
     page = folders[0].resolve().parent / "compare.html"
     comparison = compare(f"{len(rows)} runs", rows, page)
@@ -114,7 +114,7 @@ def read_cells(folder: Path) -> list[SweepCell]:
     missing: list[str] = []
     sweep: SweepList = convert_what_fits(read_object(folder / "sweep.json", missing), SweepList)
     if not sweep.cells:
-        raise UserError(f"{folder} is no sweep: {' '.join(missing) or 'it has no cells.'}")
+        raise UserError(f"{folder} is not a sweep: {' '.join(missing) or 'it has no cells.'}")
     cells = []
     for index, cell in enumerate(sweep.cells):
         runs = [run for run in sweep.runs if run.cell == index]
@@ -143,7 +143,7 @@ def with_conclusion(comparison: Comparison, cells: list[SweepCell]) -> Compariso
             if max(side.speeds) >= min(best.speeds)
         ]
         if equal:
-            sentences.append(f"Within the spread of its runs as fast: {', '.join(equal)}.")
+            sentences.append(f"Not measurably slower: {', '.join(equal)}.")
         command = next(cell.command for cell, side in zip(cells, comparison.sides) if side is best)
     scored = [side for side in comparison.sides if side.best_top1 is not None]
     if scored:

@@ -35,7 +35,7 @@ CONFUSED = (
 def evaluation_main(argv: list[str]) -> int:
     """Print an evaluation, and write its files. Returns the exit code; raises UserError."""
     if not 1 <= len(argv) <= 2:
-        raise UserError("give the file that --evaluate wrote: python -m report evaluation FILE.")
+        raise UserError("type the file that --evaluate wrote: python -m report evaluation FILE.")
     file = Path(argv[0])
     evaluation = read_evaluation(file)
     title = argv[1] if len(argv) > 1 else file.name
@@ -79,13 +79,13 @@ def view_of(evaluation: EvaluationFile, title: str, limit: int) -> View:
     notes, all_images = [], ""
     if evaluation.unreadable:
         unreadable = pluralize(evaluation.unreadable, "image")
-        notes.append(Paragraph(f"{unreadable} could not be read, and do not count.", "note"))
+        notes.append(Paragraph(f"{unreadable} could not be read, and are not counted.", "note"))
         all_images = f" of {evaluation.images + evaluation.unreadable:,}"
     # Classes without images have no score, and come last.
     weakest = sorted(evaluation.classes, key=lambda row: 2.0 if row.top1 is None else row.top1)
     aside = f"the weakest first{f', {limit} of {len(weakest)}' if limit < len(weakest) else ''}"
     confused = table("Confused classes", CONFUSED, evaluation.confused)
-    none_confused = Paragraph("No image was taken for another class.")
+    none_confused = Paragraph("The model put no image into a wrong class.")
     return View(
         brand="Tandem evaluation",
         title=title,

@@ -260,7 +260,7 @@ DISK_FREE = Figure(
     BYTES,
     status="free",
     priority=4,
-    limit=Limit("{} free on its disk: remove old runs there", below=5e9),
+    limit=Limit("{} free on its disk: remove old runs on that machine", below=5e9),
 )
 DISKS = Figure("disks", level("disks"), COUNT)  # how many did something
 
@@ -310,7 +310,7 @@ GPU_UTILIZATION = Figure(
     "GPU%",
     1,
     "GPU, resident",
-    "A GPU that waits for gradients reads 100 %, too: no evidence.",
+    "A GPU that waits for gradients also shows 100 %, so this value proves nothing.",
 )
 GPU_MEMORY = Figure("memory_used", level("memory_used"), BYTES, {MOST: "memory"}, "GPU mem", 5)
 GPU_POWER = Figure("power", level("power"), WATTS, {MEAN: "power"}, "GPU W", 5, "GPU, power")

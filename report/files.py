@@ -66,7 +66,7 @@ def open_record(path: Path) -> TextIO:
     state = os.fstat(descriptor)
     if not stat.S_ISREG(state.st_mode) or state.st_size > LARGEST_FILE:
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no regular file, or too large", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file, or it is too large", str(path))
     return os.fdopen(descriptor, encoding="utf-8", errors="replace")
 
 

@@ -93,7 +93,7 @@ def hang_of(
     if len(late) == len(records):
         return None
     if not late:
-        why = "all ranks wait for each other, as if the network stood still"
+        why = "all ranks wait for each other, as if the network had stopped"
         return missed or Hang(silent, [], why)
     ranks = [(record.host, record.rank) for record in late]
     return Hang(silent, ranks, explain_absence(late[0], processes[ranks[0]]))

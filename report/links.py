@@ -117,8 +117,9 @@ def links_sentences(links: Links | None) -> tuple[str, ...]:
     if links is None:
         return ()
     sentences = [
-        f"Links: the slowest reaches {links.slowest:.0f} Mbit/s, and {min(links.ring):.0f} Mbit/s "
-        f"while all send (TCP reaches at most 941 on {link_speed(1000)}).",
+        f"Links: the slowest link reaches {links.slowest:.0f} Mbit/s, and "
+        f"{min(links.ring):.0f} Mbit/s while all machines send (TCP reaches at most 941 on "
+        f"{link_speed(1000)}).",
         *report_slow_machines(links),
         *report_slow_pairs(links),
         *report_short_packets(links),
@@ -143,9 +144,9 @@ def report_slow_machines(links: Links) -> Iterator[str]:
         kind = "a 100 Mbit/s cable, port or card" if rate < 100 else "a bad cable, port or card"
         says = f" (its card says {speed:.0f} Mbit/s)" if speed else ""
         yield (
-            f"{host} reaches {rate:.0f} Mbit/s at best{says}, others {fastest:.0f}: {kind}. It "
-            "slows every run down to its own rate. Try another cable, then another port of the "
-            "switch."
+            f"{host} reaches at most {rate:.0f} Mbit/s{says}, other machines {fastest:.0f}: "
+            f"{kind}. It slows every run down to its own rate. Try another cable, then "
+            "another switch port."
         )
 
 
@@ -156,8 +157,8 @@ def report_slow_pairs(links: Links) -> Iterator[str]:
         # A slow cable would slow all pairs of its machine; here only this pair is slow.
         if pair.mbit < 0.7 * best:
             yield (
-                f"{a} and {b} reach {pair.mbit:.0f} Mbit/s with each other, though both reach "
-                f"{best:.0f} with others: are they on two switches?"
+                f"{a} and {b} reach {pair.mbit:.0f} Mbit/s with each other, but both reach "
+                f"{best:.0f} with other machines: are they on two switches?"
             )
 
 
@@ -168,7 +169,7 @@ def report_short_packets(links: Links) -> Iterator[str]:
         if pair.mtu and pair.mtu < max(mtus, default=0):
             set_to = " and ".join(f"{mtu:.0f}" for mtu in mtus)
             yield (
-                f"Packets of {pair.mtu:.0f} bytes at most pass between {a} and {b}, though their "
-                f"cards are set to {set_to}: larger ones vanish and connections hang. Set the MTU "
-                "of both, and of the switch, to the same value."
+                f"Only packets of up to {pair.mtu:.0f} bytes pass between {a} and {b}, but "
+                f"their network cards are set to {set_to}: larger packets are lost, and "
+                "connections hang. Set the MTU of both and of the switch to the same value."
             )

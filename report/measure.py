@@ -116,7 +116,9 @@ class Step:
         """A clause on what these steps lack for a verdict; "" if they can be judged."""
         # Few steps are no evidence even if they are equal.
         if self.measured_steps < LEAST_STEPS:
-            return f"a verdict takes {LEAST_STEPS} steps, and {self.measured_steps} were measured"
+            return (
+                f"a verdict needs {LEAST_STEPS} steps, but only {self.measured_steps} were measured"
+            )
         shorter, longer = sorted(self.halves)
         agree = longer - shorter <= max(AGREEMENT * shorter, CHANCE * self.halves_error)
         if agree or self.measured_steps >= SETTLED_STEPS:

@@ -34,7 +34,7 @@ def basis_on_paper(gpu: str, model: str, precision: str | None) -> Basis:
     level = published_speeds.level_of(gpu) if precision in (None, "auto") else str(precision)
     speed, source = published_speeds.images_per_second(gpu, model, level)
     step = published_speeds.paper_step(gpu, model, level)
-    about = (f"One {gpu} on paper: {speed:.0f} images/s, {source}.",)
+    about = (f"One {gpu}, not measured: {speed:.0f} images/s, {source}.",)
     batch = published_speeds.BATCH
     return Basis(f"{gpu} on paper", model, 224, batch, (step,), None, 0.0, level, about)
 
@@ -48,20 +48,20 @@ class Question:
     model: str = option("",
         f"as in make train ({DEFAULT_MODEL}, or with --gpu {published_speeds.MODEL})")
     gpu: str | None = option(None,
-        "predict on paper, by its published or estimated speed: 2080ti, 3090")
+        "predict from the GPU's published or estimated speed: 2080ti, 3090")
     image_size: int | None = option(None, "only from a run at this size")
     link: str | None = option(None,
         "of the network, like 1gbit or 2.5gbit (as measured, else 1gbit)")
     epochs: float = option(90.0, "of a whole run (90, as is usual on ImageNet)", least=1)
     warmup: float = option(WARMUP_EPOCHS,
-        "epochs of exact sums before a strategy that leaves bits out (1, where it needs some)")
+        "epochs of exact sums before an inexact strategy (1, if the strategy needs some)")
     warmup_chosen: bool = option(False, "with all of them, as --sync_warmup has it")
     sync: str = option(EXACT, "as in make train (allreduce)")
     optimizer: str = option("sgd", "as in make train (sgd)", tuple(OPTIMIZERS))
     batch: int | None = option(None, "only from a run with so many images a node")
     precision: str | None = option(None, "only from a run in this one", ("auto", *BITS))
     machines: str | None = option(None,
-        "of this cluster: what was measured of others is not used")
+        "of this cluster: measurements of other clusters are not used")
     run: str | None = option(None, "the run to start from (the newest of that model)")
     runs: str = option(runs.RUNS, "where runs are (runs)")
     all: bool = option(False, "each strategy and number of machines")
@@ -101,10 +101,10 @@ def find_basis(options: Question) -> Basis:
         ARGS=f"--image_size {options.image_size}" if options.image_size else None,
     )
     raise NothingMeasured(
-        f"Nothing of {options.model}{''.join(conditions)} was measured yet, and a prediction needs "
-        f"its computing time: `{measure}` takes the machines for a minute and measures it; for "
-        "other machines than yours `make plan MODEL=resnet50 GPU=2080ti LINK=1gbit` answers on "
-        "paper."
+        f"{options.model}{''.join(conditions)} has not been measured yet, and a prediction "
+        f"needs its computing time: `{measure}` measures it on the machines for a minute. For "
+        "other machines than yours, `make plan MODEL=resnet50 GPU=2080ti LINK=1gbit` "
+        "predicts from published speeds."
     )
 
 
@@ -194,7 +194,7 @@ def read_trained(run: RunRecord) -> Basis | None:
     evaluations = max(1, len(learning_curve(run)))
     evaluate_seconds = sum(r.seconds.get("evaluate", 0.0) for r in records) / len(records)
     name = run.folder.resolve().name
-    about = [f"In {name} a step without waiting for other ranks took {seconds(step.work)}."]
+    about = [f"In {name}, a step took {seconds(step.work)} without waiting for other ranks."]
     about += [SHARED] if step.shared_machine else []
     steps = (without_reading(step, reading) if reading else step,)
     basis = basis_of(run, steps, evaluate_seconds / evaluations, tuple(about))
@@ -291,8 +291,9 @@ def balance_sentences(hosts: tuple[str, ...], steps: list[Step]) -> list[str]:
     shares = ", ".join(f"{host} {batch}" for host, batch in zip(hosts, batches))
     equal, unequal = max(step.work for step in steps), balanced_step(steps).work
     return [
-        f"In parts by their speeds (BALANCE=auto) the images of a step are {shares}: a step of all "
-        f"takes {seconds(unequal)} without the network, and with equal parts {seconds(equal)}."
+        f"With BALANCE=auto, each machine gets images in proportion to its speed, {shares}. A "
+        f"step then takes {seconds(unequal)} without the network, and {seconds(equal)} with "
+        "equal batches."
     ]
 
 
@@ -303,7 +304,7 @@ def steps_sentences(
     clock = time.strftime("%Y-%m-%d %H:%M", time.localtime(unix))
     by_work = sorted(zip([step.work for step in steps], hosts, range(len(steps))))
     (shortest, fast_host, _), (longest, slow_host, slow) = by_work[0], by_work[-1]
-    images = "" if data else ", on noise instead of images"
+    images = "" if data else ", with noise instead of images"
     if len(hosts) == 1:
         themselves, took, place = "by itself", seconds(shortest), ""
     else:
@@ -314,6 +315,6 @@ def steps_sentences(
     spent = ", ".join(f"{name} {seconds(value)}" for name, value in times.items())
     return (
         f"Measured at {clock} on {', '.join(hosts)} {themselves}{images}: a step took {took}.",
-        f"Of it{place}: {spent}. {millions(parameters)} parameters, {size(step.payload.bytes)} of "
-        "gradients.",
+        f"The largest parts{place}: {spent}. {millions(parameters)} parameters, "
+        f"{size(step.payload.bytes)} of gradients.",
     )

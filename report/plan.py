@@ -49,7 +49,7 @@ def plan_main(argv: list[str]) -> int:
     requested = strategies.parse(options.sync)
     # Published speeds hold for one size of images and no run.
     if options.gpu and (options.run or options.image_size):
-        raise UserError("--gpu is a prediction on paper: leave --run and --image-size out.")
+        raise UserError("--gpu predicts from published speeds: omit --run and --image-size.")
     basis = (
         basis_on_paper(options.gpu, options.model, options.precision)
         if options.gpu
@@ -59,7 +59,9 @@ def plan_main(argv: list[str]) -> int:
     if options.link:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)(g|m)(?:bit)?(?:/s)?", options.link.strip().lower())
         if not match or float(match[1]) <= 0:
-            raise UserError(f"--link {options.link}: write a speed like 1gbit, 2.5gbit or 100mbit.")
+            raise UserError(
+                f"--link {options.link}: write a speed such as 1gbit, 2.5gbit or 100mbit."
+            )
         mbit = float(match[1]) * (1000 if match[2] == "g" else 1)
     # A link that the user names counts before any measured one.
     rates, source = usable_rates(basis, mbit)
@@ -68,7 +70,9 @@ def plan_main(argv: list[str]) -> int:
     if options.gpu:
         note = advise_switch(basis, rows, mbit or DEFAULT_LINK, requested, phases)
     elif options.link:
-        note = "Not kept for the next run's report: this is about LINK, not about your network."
+        note = (
+            "The next run's report does not use this prediction, because LINK is not your network."
+        )
     else:
         path = runs.prediction_path(Path(options.runs), options.model, options.nodes)
         text = runs.prediction_text(
@@ -100,12 +104,12 @@ def advise_switch(
     """Return a sentence on the gain by a switch of BETTER_LINK."""
     # No better switch to recommend: the next step is a real measurement.
     if mbit >= BETTER_LINK:
-        return "Nobody measured such machines: `make plan` without GPU measures yours."
+        return "Nobody has measured such machines: `make plan` without GPU measures yours."
     nodes, faster = rows[-1].nodes, formulas.goodput(BETTER_LINK)
     current = best(rows)
     improved = best(predict(basis, nodes, lambda _: faster, requested, phases))
     if improved.run_images_per_second < WORTH * current.run_images_per_second:
-        return f"A switch of {link_speed(BETTER_LINK)} would give hardly more."
+        return f"A switch with {link_speed(BETTER_LINK)} would hardly be faster."
     return (
         f"With a switch of {link_speed(BETTER_LINK)}: sync {improved.sync} on {improved.nodes}, "
         f"{times_one(improved, rows):.2f} x one machine; {link_speed(mbit)} gives "
@@ -120,10 +124,10 @@ def usable_rates(basis: Basis, mbit: float | None) -> tuple[Callable[[int], floa
         return lambda _: formulas.goodput(mbit), f"Over a link of {link_speed(mbit)}"
     if basis.rates:
         rates = basis.rates
-        return lambda nodes: rates[min(nodes, len(rates)) - 1], "Over the links as measured"
+        return lambda nodes: rates[min(nodes, len(rates)) - 1], "With the measured links"
     if step.rate and not step.shared_machine:
         rate = step.rate
-        return lambda _: rate, "Over the link as measured in that run"
+        return lambda _: rate, "With the link as that run measured it"
     return (
         lambda _: formulas.goodput(DEFAULT_LINK),
         f"Over a link of {link_speed(DEFAULT_LINK)} (LINK=...)",
@@ -136,8 +140,8 @@ def find_row(rows: list[Row], nodes: int, strategy: Strategy, basis: Basis) -> R
         if row.nodes == nodes and (nodes == 1 or row.sync == strategy.spec):
             return row
     raise UserError(
-        f"{basis.run} does not say what --sync {strategy.spec} would send: train this model "
-        "once with this version, or ask for another strategy."
+        f"{basis.run} does not contain what --sync {strategy.spec} would send: train this "
+        "model once with this version, or type another strategy."
     )
 
 
@@ -145,10 +149,10 @@ def describe_warm_up(phases: Phases, specs: list[str]) -> str:
     """Return a sentence on strategies that begin with steps at another cost."""
     names = " or ".join(dict.fromkeys(spec.split(":")[0] for spec in specs))
     if phases.warmup >= phases.epochs:
-        return f"All {phases.epochs:g} epochs are warm-up, in which {names} sums as allreduce does."
+        return f"All {phases.epochs:g} epochs are warm-up, in which {names} sums like allreduce."
     return (
-        f"Counted over {phases.epochs:g} epochs (EPOCHS=) with {phases.warmup:g} of warm-up "
-        f"(--sync_warmup), in which {names} sums as allreduce does, at its speed."
+        f"The numbers include {phases.epochs:g} epochs (EPOCHS=), {phases.warmup:g} of them "
+        f"warm-up (--sync_warmup), in which {names} sums like allreduce and takes as long."
     )
 
 

@@ -161,14 +161,15 @@ def conclusion(rows: list[Row]) -> str:
     if exact.images_per_second < single.images_per_second:
         factor = single.images_per_second / exact.images_per_second
         sentence = (
-            f"One machine is {factor:.1f} x as fast as {nodes} with sync {exact.sync}: the "
-            "gradients take longer to send than the batch takes to compute. "
+            f"One machine is {factor:.1f} x as fast as {nodes} with sync {exact.sync}, "
+            "because sending the gradients takes longer than computing a batch. "
         )
     if winner.nodes == 1:
         harmless = best(full)
         sentence += (
-            f"Train on one machine, or raise BATCH: even the best of {nodes} machines "
-            f"({harmless.sync}) gives {times_one(harmless, rows):.2f} x that. "
+            "Train on one machine, or raise BATCH: even with the best strategy "
+            f"({harmless.sync}), {nodes} machines are only {times_one(harmless, rows):.2f} x "
+            "as fast as one. "
         )
     else:
         # Name a faster strategy that costs no accuracy either, or the choice looks like a mistake.
@@ -176,7 +177,7 @@ def conclusion(rows: list[Row]) -> str:
         reason = ""
         if faster != winner and faster.run_images_per_second > winner.run_images_per_second:
             reason = (
-                ", the most exact of those that are nearly the fastest "
+                ", the most exact strategy within 5 % of the fastest "
                 f"({describe_row(faster, rows)})"
             )
         sentence += f"Best (*): {describe_row(winner, rows)}{reason}. Best exact (=): "
@@ -186,8 +187,8 @@ def conclusion(rows: list[Row]) -> str:
         accuracy = winner.label if winner.label == "not measured" else f"labelled {winner.label}"
         if winner.label == "costs samples":
             accuracy = (
-                f"all-reduce's after {winner.samples:.2f} times as many images, in as much more "
-                "time"
+                f"all-reduce's accuracy after {winner.samples:.2f} times as many images, "
+                "which takes that much longer"
             )
         elif winner.label == SHORT:
             accuracy = "measured as safe in longer runs only"
@@ -217,9 +218,9 @@ def reading_sentence(
         "as the table counts" if basis.reading else "as ImageNet's, which the table leaves out"
     )
     sentence = (
-        "Images of a share go through the same cable as gradients. With "
-        f"{size(measured.image_bytes)} each, {counted}, {nodes} machines train on "
-        f"{three_digits(current)} images/s at most; "
+        "Images of a share use the same cable as gradients. With "
+        f"{size(measured.image_bytes)} each, {counted}, {nodes} machines train on at most "
+        f"{three_digits(current)} images/s; "
     )
     if shrunk > WORTH_READING * current:
         shrink = f"after `make shrink SIZE=256` ({size(SHRUNK)} each) on {three_digits(shrunk)}; "

@@ -97,7 +97,7 @@ def find_gpu(gpu: str) -> str:
         if name not in GPUS:
             name = name.removeprefix(brand)
     if name not in GPUS:
-        raise UserError(f"--gpu {gpu}: known are {', '.join(GPUS)}.")
+        raise UserError(f"--gpu {gpu}: Tandem knows {', '.join(GPUS)}.")
     return name
 
 
@@ -120,7 +120,8 @@ def images_per_second(gpu: str, model: str, precision: str) -> tuple[float, str]
     speeds = GPUS[name]
     if model not in SHARE:
         raise UserError(
-            f"--model {model}: for a GPU on paper, speeds are known for {', '.join(SHARE)}."
+            f"--model {model}: without a measurement, Tandem knows the speeds of "
+            f"{', '.join(SHARE)}."
         )
     half = precisions.BITS[precision] <= 16
     bits = "16 bits" if half else "fp32"
@@ -130,13 +131,14 @@ def images_per_second(gpu: str, model: str, precision: str) -> tuple[float, str]
         speed, source = published, f"published at {PYTORCH if half else speeds.source}"
     # GPUs before Volta gain little from 16 bits, by an amount that the formula does not know.
     elif half and generation(name) < precisions.VOLTA:
-        raise UserError(f"--gpu {gpu}: no speed in 16 bits is known: leave PRECISION out.")
+        raise UserError(f"--gpu {gpu}: its speed with 16 bits is unknown: omit PRECISION.")
     else:
         memory, arithmetic = COSTS[bits]
         speed = 1 / (memory / speeds.gigabytes + arithmetic / speeds.teraflops)
         source = (
-            f"an estimate, by the memory's {speeds.gigabytes:g} GB/s and {speeds.teraflops:g} "
-            "Tflop/s (such estimates are within 11 % of most published speeds)"
+            f"an estimate from the memory's {speeds.gigabytes:g} GB/s and "
+            f"{speeds.teraflops:g} Tflop/s (such estimates are within 11 % of most published "
+            "speeds)"
         )
     if SHARE[model] != 1.0:
         source += f", times {SHARE[model]} for {model}"

@@ -374,14 +374,14 @@ class Reader:
         folder, nodes = self.folder, self.folder / "nodes"
         # A missing folder and one without a run need different remedies.
         if not folder.is_dir():
-            raise UserError(f"There is no run at {folder}: `ls runs` shows the runs there are.")
+            raise UserError(f"There is no run at {folder}: `ls runs` lists the runs.")
         missing: list[str] = []
         plan = read_object(folder / "plan.json", missing)
         attempts = read_object(folder / "attempts.json", missing)
         if not plan and not attempts and not nodes.is_dir():
             raise UserError(
-                f"{folder} is not a run directory: it has neither plan.json nor nodes/. "
-                "Give the folder of one run."
+                f"{folder} is not a run directory: it has neither plan.json nor nodes/. Type "
+                "the folder of one run."
             )
         end = convert_what_fits(attempts, run_files.RunEnd)
         files = files_of_hosts(nodes)
@@ -423,7 +423,7 @@ class Reader:
         for path, file in self._files.items():
             if file.bad:
                 name = "/".join(path.parts[-2:])
-                missing.append(f"{name}: {file.bad:,} lines are no records and were left out.")
+                missing.append(f"{name}: {file.bad:,} lines are not records and were skipped.")
         if self._ignored:
             ignored = len(self._ignored)
             missing.append(f"{ignored:,} ranks and attempts beyond {MOST_RECORDS:,} are not read.")

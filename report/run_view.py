@@ -61,7 +61,7 @@ def view_of(analysis: Analysis) -> View:
         bad=analysis.summary["status"] == "failed",
         links=(
             ("summary.json", "the figures for scripts"),
-            ("series.csv", "all that is drawn over time"),
+            ("series.csv", "all metrics that the charts show over time"),
             ("report.txt", "this as text"),
         ),
     )
@@ -233,10 +233,10 @@ def time_section(analysis: Analysis) -> Section:
         file = records.steps(contradicting.rank, contradicting.attempt)
         also = f" (and {count} more ranks)" if count else ""
         text = (
-            f"Records contradict each other: by nodes/{contradicting.host}/{file}{also} a process "
-            "took "
-            f"{seconds(sum(contradicting.seconds.values()))}, and attempt {contradicting.attempt} "
-            f"took {seconds(contradicting.wall)}. Neither is shown."
+            "Records contradict each other: a process took "
+            f"{seconds(sum(contradicting.seconds.values()))} according to "
+            f"nodes/{contradicting.host}/{file}{also}, but attempt {contradicting.attempt} "
+            f"took {seconds(contradicting.wall)}. The report shows neither."
         )
         return Section(title, [Paragraph(text)])
     spent = {n: accounting.seconds[n] for n in CATEGORIES if accounting.seconds[n] > 0}
@@ -307,7 +307,9 @@ def step_section(analysis: Analysis) -> Section:
     slow = slowest(step)
     if slow.median > 0 and slow.rank.work_seconds > 1.1 * slow.median:
         factor = slow.rank.work_seconds / slow.median
-        items.append(Paragraph(f"{slow.place} needs {factor:.2f} times what the others need."))
+        items.append(
+            Paragraph(f"{slow.place} needs {factor:.2f} times as long as the other ranks.")
+        )
     if unequal := describe_unequal_batches(step):
         items.append(Paragraph(unequal))
     hidden = len(ranks) < len(step.ranks)
@@ -368,7 +370,7 @@ def evaluation_section(analysis: Analysis) -> Section:
     shown = epochs if len(epochs) <= 10 else [*epochs[:4], *epochs[-6:]]
     rows = view.table("Top-1 and loss after each epoch", tables.EPOCHS, shown, 1)
     partial = [
-        Paragraph(f"Epoch {epoch.epoch} was evaluated{epoch.part}: the others could not be read.")
+        Paragraph(f"Epoch {epoch.epoch} was evaluated{epoch.part}: other images could not be read.")
         for epoch in epochs
         if epoch.part
     ]

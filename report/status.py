@@ -363,9 +363,7 @@ def verdict(progress: Progress, running: bool = True) -> str:
         action = "entered a sum" if counts else "timed a step or printed anything"
         return f"no rank has {action} for {seconds(silent)}"
     if judgement is None:
-        early = (
-            "too early to say what holds it up" if running else "too short to say what held it up"
-        )
+        early = "too early for a diagnosis" if running else "too short for a diagnosis"
         return ": ".join(filter(None, (early, progress.missing_for_verdict)))
     step, kind = judgement.step, judgement.kind
     period = "now" if judgement.recent and running else "so far" if running else "at its end"
@@ -374,14 +372,14 @@ def verdict(progress: Progress, running: bool = True) -> str:
     if kind in WORDS:
         rank = judgement.slower if kind == "straggler" else None
         slow = "" if rank is None else f", rank {rank}"
-        late = f", by its {progress.samples}" if judgement.cause != kind else ""
+        late = f", measured by its {progress.samples}" if judgement.cause != kind else ""
         wait = WORDS[kind].format(progress.samples)
         return f"{period}: {wait}: {wait_words(step, kind)}{slow}{late}"
     if kind == "compute":
         return f"{period}: computing, as it should be: {wait_words(step, kind)}"
     if kind == "cpu_oversubscribed":
         share = f"{percent(judgement.queued)} of the time in which they want it"
-        return f"{period}: oversubscribed processors: threads wait for one {share}"
+        return f"{period}: oversubscribed processors: threads wait for a processor {share}"
     return f"{period}: no single bottleneck in {step_words(step)}"
 
 
@@ -430,7 +428,9 @@ def warnings(machine: MachineNow, running: bool = True) -> list[str]:
     if running and machine.isolated:
         ranks = ", ".join(map(str, machine.isolated[:5]))
         plural = "s" * (len(machine.isolated) > 1)
-        problems.append(f"rank{plural} {ranks} met no other: no process group was made there")
+        problems.append(
+            f"rank{plural} {ranks} never connected to other ranks: the script made no process group"
+        )
     if running and machine.only_received:
         problems.append(only_received(machine.only_received))
     sentences = (figure.warning(machine.figures) for figure in IN_STATUS)

@@ -116,8 +116,9 @@ def disk_section(analysis: Analysis) -> Section:
     ]
     samples = analysis.run.samples
     note = (
-        f"A disk is the trouble when it is busy and the steps wait for {samples}. Few MB/s alone "
-        f"say nothing: {samples} that were read once come from memory (the page cache)."
+        f"A disk limits the speed if it is busy and the steps wait for {samples}. A low rate "
+        f"proves nothing, because {samples} that were read once come from memory (the page "
+        "cache)."
     )
     # The note explains figures, so without figures it is left out.
     items += [Paragraph(note, "note")] if items else []
@@ -144,7 +145,10 @@ def network_section(analysis: Analysis) -> Section:
         items.append(Bars(caption, rows, "MB/s", [], limit))
     items.append(view.table("What each machine sent", NETWORKS, analysis.uses.networks))
     if any(use.shared_by > 1 for use in analysis.uses.networks):
-        note = "The nodes share one machine's card: each is given its part of the counters."
+        note = (
+            "The nodes share the network card of one machine: the report divides its counters "
+            "among them."
+        )
         items.append(Paragraph(note, "note"))
     return Section("Network", items, f"sent {WHILE}")
 
@@ -172,10 +176,10 @@ def gpu_section(analysis: Analysis) -> Section:
     if joules is not None:
         image = f", {three_digits(per_image)} J per {analysis.run.sample}" if per_image else ""
         watt_hours = three_digits(joules / 3600)
-        items.append(Paragraph(f"The cards took {watt_hours} Wh{image}; the PCs took more."))
+        items.append(Paragraph(f"The GPUs used {watt_hours} Wh{image}; the whole PCs used more."))
     note = (
-        "`resident` is what nvidia-smi calls utilisation: it also counts waiting for gradients, so "
-        "nothing is concluded from it."
+        "`resident` is the utilization of nvidia-smi: it also counts waiting for gradients, "
+        "so the report concludes nothing from it."
     )
     return Section("GPUs", [*items, Paragraph(note, "note")], WHILE)
 

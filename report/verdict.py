@@ -49,9 +49,9 @@ def explain(cause: str, step: Step | None, evidence: ResourceUsage) -> Verdict:
     context = []
     if step.shared_machine:
         context.append(
-            f"The {step.nodes} machines of this run are processes of one PC and share its cores "
-            "and its memory: nothing of it holds for a network, or for how much faster more "
-            "machines are."
+            f"The {step.nodes} nodes of this run are processes on one PC that share its cores "
+            "and memory, so these numbers say nothing about a network or about the speed of "
+            "more machines."
         )
     context += explain_warm_up(step)
     because = (*context, *verdict.because, *explain_idle_disk(cause, step, evidence))
@@ -61,8 +61,8 @@ def explain(cause: str, step: Step | None, evidence: ResourceUsage) -> Verdict:
 UNTIMED = Verdict(
     "Unknown: nobody timed the steps of this script, so nothing can be said about its speed.",
     (
-        "Two lines in it time them (`from tandem.timings import timed, step`), and the report then "
-        "says where the time went: docs/own-script.md.",
+        "Two lines time the steps (`from tandem.timings import timed, step`), and the report "
+        "then shows where the time went: docs/own-script.md.",
     ),
 )
 
@@ -71,8 +71,8 @@ def explain_warm_up(step: Step) -> list[str]:
     """Say how the exact steps with which a strategy begins were counted, if there were some."""
     if step.pending is not None:
         return [
-            f"Every step was warm-up: {step.pending.spec} never began, and what is said here is of "
-            f"exact sums, as allreduce's are. It begins {step.program.phrases.warmed_up}."
+            f"Every step was warm-up with exact sums, like allreduce: {step.pending.spec} "
+            f"never started. It starts {step.program.phrases.warmed_up}."
         ]
     # Without later steps there are no seconds to compare with.
     if not step.warm_steps or step.strategy is None or not step.warm_seconds:
@@ -81,8 +81,8 @@ def explain_warm_up(step: Step) -> list[str]:
     share /= share + (step.steps - step.warm_steps) * step.seconds
     return [
         f"The first {step.warm_steps} of {step.steps} steps were the warm-up of "
-        f"{step.strategy.spec}: exact sums of {seconds(step.warm_seconds)} each, "
-        f"{percent(share)} of the time. What is said here is of the others."
+        f"{step.strategy.spec}, with exact sums: {seconds(step.warm_seconds)} each, "
+        f"{percent(share)} of the time. These numbers describe the other steps."
     ]
 
 
@@ -93,17 +93,17 @@ def explain_idle_disk(cause: str, step: Step, evidence: ResourceUsage) -> list[s
         return []
     if step.before_one_pass:
         return [
-            "So far, from memory: these steps are less than one pass over the data, and "
-            f"{step.samples} that are still in memory hide a slow disk."
+            "So far the disk may look faster than it is: the run has not read all data once, "
+            f"and {step.samples} that are still in memory hide a slow disk."
         ]
     # Without records of disks nothing can be said about them.
     if not evidence.disks:
         return []
     return [
-        f"The disks read only {figures.DISK_READ.unit.words(rate)} MB/s, and that is no fault: "
+        f"The disks read only {figures.DISK_READ.unit.words(rate)} MB/s, because "
         f"{step.samples} that were read once come from memory (page cache). Waiting for "
-        f"{step.samples} takes "
-        f"{share_words(step, step.data)} of a step, so the disk is not the problem."
+        f"{step.samples} takes {share_words(step, step.data)} of a step, so the disk is not "
+        "the bottleneck."
     ]
 
 
@@ -131,7 +131,7 @@ def rate_words(rate: float) -> str:
 
 @explains("network")
 def explain_network(step: Step, evidence: ResourceUsage) -> Verdict:
-    place = "Exchanging gradients within the machine" if step.one_machine else "The network"
+    place = "Exchanging gradients inside the machine" if step.one_machine else "The network"
     waits = share_words(step, step.network)
     headline = f"{place} is the bottleneck: {waits} of each step waits for gradients."
     because = describe_traffic(step)
@@ -140,9 +140,9 @@ def explain_network(step: Step, evidence: ResourceUsage) -> Verdict:
         slow = step.rate <= 0.6 * formulas.line_rate(step.link_mbit)
         if slow and step.bytes_sent >= 1e6:
             because.append(
-                f"The card says {link_speed(step.link_mbit)}, but the gradients moved at about "
-                f"{rate_words(step.rate)}: look for a slower switch port, cable or machine on the "
-                "way, and for retransmits below."
+                f"The network card reports {link_speed(step.link_mbit)}, but the gradients "
+                f"moved at about {rate_words(step.rate)}: look for a slower switch port, "
+                "cable or machine, and for retransmits below."
             )
     return Verdict(headline, tuple(because))
 
@@ -151,14 +151,14 @@ def describe_traffic(step: Step) -> list[str]:
     """Say how much a node sent per step, and the least time that its link needs for it."""
     if step.one_machine:
         return [
-            f"No cable is involved: {pluralize(step.world, 'process')} of one machine, with "
-            f"{size(step.payload.bytes)} of gradients each per step."
+            f"No cable is involved: {pluralize(step.world, 'process')} of one machine "
+            f"exchange {size(step.payload.bytes)} of gradients each per step."
         ]
     # The counters are missing, or were found to be wrong.
     if step.bytes_sent is None:
         moved = step.strategy and step.strategy.bytes_per_step(step.nodes, step.payload, step.gpus)
         by_formula = f"; by formula each node sends {size(moved)} per step" if moved else ""
-        missing = step.contradiction or "The card's counters are missing."
+        missing = step.contradiction or "The network card's counters are missing."
         return [missing.removesuffix(".") + f"{by_formula}."]
     sentence = f"Each node sent {size(step.bytes_sent)} per step"
     if step.link_mbit is None:
@@ -168,7 +168,7 @@ def describe_traffic(step: Step) -> list[str]:
     if least > step.seconds:  # the counters cover the whole loop, with evaluation
         comparison = f"and a step {seconds(step.seconds)}: some of it was sent beside steps"
     speed = link_speed(step.link_mbit)
-    return [f"{sentence}; at {speed} that alone takes {seconds(least)} {comparison}."]
+    return [f"{sentence}; at {speed} this takes at least {seconds(least)} {comparison}."]
 
 
 @explains("slow_link")
@@ -179,10 +179,10 @@ def explain_slow_link(step: Step, evidence: ResourceUsage) -> Verdict:
         f"The link of {link.host} is the bottleneck: {share_words(step, step.network)} of each "
         "step waits for gradients.",
         (
-            f"What {link.host} sends and gets moves at {rate_words(link.rate)}; the others reach "
-            f"{rate_words(link.others_rate)} among themselves.",
-            "Try its cable and its port of the switch first, then its card: `ethtool` on it shows "
-            "the speed that they agreed on.",
+            f"{link.host} sends and receives at {rate_words(link.rate)}; the other machines "
+            f"reach {rate_words(link.others_rate)} with each other.",
+            "First try another cable and another switch port, then another network card: "
+            "`ethtool` on that machine shows the speed of the link.",
             *describe_traffic(step),
         ),
     )
@@ -205,7 +205,7 @@ def data_wait_clause(step: Step) -> str:
     slow = slowest(step)
     if not slow.is_straggler:
         waits = share_words(step, step.peers + step.data)
-        return f"{waits} of each step waits for {step.samples}, of this machine or that"
+        return f"{waits} of each step waits for {step.samples}, on different machines"
     waits = share_words(step, step.peers)
     host = slow.rank.host
     return f"the others wait {waits} of each step for {host}, which waits for {step.samples}"
@@ -239,9 +239,9 @@ def explain_share(step: Step, evidence: ResourceUsage) -> Verdict:
     if reading is not None and step.link_mbit is not None and not step.one_machine:
         carried = reading.cable_bytes(step.nodes, step.images, gradient_bytes(step)) / step.training
         because.append(
-            f"{step.samples.capitalize()} and gradients together, the fullest cable carried "
-            f"{size(carried)} a second of the {size(formulas.goodput(step.link_mbit))} that "
-            f"{link_speed(step.link_mbit)} lets through."
+            f"Together, {step.samples} and gradients used {size(carried)} per second of the "
+            f"busiest cable, which carries at most {size(formulas.goodput(step.link_mbit))} "
+            f"({link_speed(step.link_mbit)})."
         )
     return Verdict(f"The data share is the bottleneck: {data_wait_clause(step)}.", tuple(because))
 
@@ -264,17 +264,18 @@ def explain_decoding(step: Step, evidence: ResourceUsage) -> Verdict:
     disk, idle = bottleneck.data_disk(evidence.disks, hosts), ""
     if disk:
         idle = (
-            f"No disk explains it: {disk.name} on {disk.host}, the busiest, was busy "
+            f"No disk explains this: the busiest, {disk.name} on {disk.host}, was busy "
             f"{disk.words(figures.DISK_BUSY)}."
         )
     elif hosts <= {use.host for use in evidence.machines if use.knows(figures.DISKS)}:
-        idle = "No disk explains it: none was read from while training ran."
+        idle = "No disk explains this: training read from no disk."
     # The loaders are idle and the disk is, too: something unrecorded holds them up.
     if loaders is not None:
         headline = f"Loading {step.samples} is the bottleneck: {data_wait_clause(step)}."
         reason = (
-            f"The loaders on {loaders.host} ran only {loaders.words(figures.LOADERS_BUSY)} of the "
-            "time: they wait for what is not recorded here, such as a download or a lock."
+            f"The loaders on {loaders.host} ran only {loaders.words(figures.LOADERS_BUSY)} of "
+            "the time: they wait for something that Tandem does not record, such as a "
+            "download or a lock."
         )
         return Verdict(headline, tuple(filter(None, (idle, reason))))
     reason = (
@@ -291,8 +292,8 @@ def explain_copies(step: Step, evidence: ResourceUsage) -> Verdict:
         f"Copying batches to the device is the bottleneck: {waits} of each step.",
         (
             f"A batch takes {seconds(step.h2d)}; computing on it {seconds(step.compute)}.",
-            "A card in a slot with few lanes copies slowly: `nvidia-smi -q` has its PCIe link, now "
-            "and at most. Another slot costs nothing.",
+            "A GPU in a slot with few lanes copies slowly: `nvidia-smi -q` shows its current "
+            "and maximum PCIe link. Try another slot.",
         ),
     )
 
@@ -304,18 +305,21 @@ def explain_straggler(step: Step, evidence: ResourceUsage) -> Verdict:
     # No rank is always last, so none of the machines is named.
     if rank.work_seconds < 1.1 * slow.median:
         return Verdict(
-            f"The ranks wait for each other: {waits} of each step, and no one of them is always "
-            "last.",
-            ("Something takes turns in slowing them: other programs, or ranks that share cores.",),
+            f"The ranks wait for each other: {waits} of each step, and no single rank is "
+            "always last.",
+            (
+                "Different ranks are slow at different times: look for other programs, or for "
+                "ranks that share cores.",
+            ),
         )
     kind = "machine" if slow.place == rank.host else "device"
     return Verdict(
         f"One {'process' if step.shared_machine else kind} holds up the others: they wait "
         f"{waits} of each step for {rank.host} (rank {rank.rank}).",
         (
-            f"{slow.place} needs {seconds(rank.work_seconds)} of its own for a step, the median of "
-            f"the others {seconds(slow.median)}; most of the difference is "
-            f"`{bottleneck.slow_category(step)}`.",
+            f"{slow.place} needs {seconds(rank.work_seconds)} for a step, without waiting; "
+            f"the median of the other ranks is {seconds(slow.median)}. Most of the difference "
+            f"is `{bottleneck.slow_category(step)}`.",
         ),
     )
 
@@ -329,13 +333,14 @@ def explain_contention(step: Step, evidence: ResourceUsage) -> Verdict:
     busy = use.others_busy
     note = "" if busy is None else f" Other programs kept {percent(busy)} of them busy."
     return Verdict(
-        f"Other programs take the processors of {host}: the others wait "
+        f"Other programs use the processors of {host}: the other ranks wait "
         f"{share_words(step, step.peers)} of each step for it.",
         (
-            f"{host} needs {seconds(slow.rank.work_seconds)} of its own for a step, the median of "
-            f"the others {seconds(slow.median)}. Its threads wait {seconds(waits)} a step longer "
-            f"for a processor than those of the others.{note}",
-            f"`top` on {host} shows them: end them, or start them when nothing trains.",
+            f"{host} needs {seconds(slow.rank.work_seconds)} for a step, without waiting; the "
+            f"median of the other ranks is {seconds(slow.median)}. Its threads wait "
+            f"{seconds(waits)} per step longer for a processor than the threads of other "
+            f"ranks.{note}",
+            f"`top` on {host} shows them: end them, or start them when no run is active.",
         ),
     )
 
@@ -346,12 +351,12 @@ def explain_oversubscription(step: Step, evidence: ResourceUsage) -> Verdict:
     assert use is not None  # else find_bottleneck returns another cause
     # Below five percent, other programs do not explain crowded processors.
     foreign, cores = use.others_busy or 0.0, round(use.maximum(figures.CORES))
-    note = f", {percent(foreign)} of them by other programs" if foreign >= 0.05 else ""
+    note = f", {percent(foreign)} of them with other programs" if foreign >= 0.05 else ""
     remedy = (
-        f"More processes than processors gain nothing: NODES={cores}."
+        f"More processes than processors do not help: type NODES={cores}."
         if step.shared_machine and step.nodes > cores
-        else f"Fewer processes on {use.host}, loaders (--workers) among them, wait less; `top` "
-        "there shows what else computes."
+        else f"Use fewer processes on {use.host}, for example fewer loaders (--workers); `top` on "
+        "that machine shows other programs."
     )
     return Verdict(
         "Processors are the bottleneck: the run's threads wait for one "
@@ -370,14 +375,14 @@ def explain_swapping(step: Step, evidence: ResourceUsage) -> Verdict:
         pressure = worst.words(figures.MEMORY_PRESSURE)
         waited = f", and waited for memory {pressure} of the time"
     return Verdict(
-        f"{worst.host} is short of memory{also}: {worst.words(figures.SWAPPED_IN)} MB/s come back "
-        "from its swap while it trains.",
+        f"{worst.host} is short of memory{also}: during training it reads "
+        f"{worst.words(figures.SWAPPED_IN)} MB/s from its swap.",
         (
             "Training and other programs used up to "
             f"{worst.words(figures.MEMORY, figures.MOST)} of its "
             f"{worst.words(figures.MEMORY_TOTAL, figures.MOST)}{waited}.",
-            f"{step.program.phrases.memory}, or an end of other programs there take less of it; "
-            "more memory costs money.",
+            f"{step.program.phrases.memory} needs less memory. So does ending other programs "
+            "on that machine.",
         ),
     )
 
@@ -408,7 +413,7 @@ def explain_rank_work(step: Step, evidence: ResourceUsage) -> Verdict:
     return Verdict(
         f"Rank {rank.rank} spends {seconds(spent)} between {place} while the others wait: "
         f"{share_words(step, share)} of the time.",
-        ("Validate or save on all ranks, or less often. No machine is at fault.",),
+        ("Validate or save on all ranks, or less often. The machines are fine.",),
     )
 
 
@@ -417,12 +422,13 @@ def explain_spread(step: Step, evidence: ResourceUsage) -> Verdict:
     shares = sorted(step_shares(step).items(), key=lambda item: -item[1])[:3]
     largest = ", ".join(f"{name} {percent(value)}" for name, value in shares)
     return Verdict(
-        "There is no single bottleneck: the time is spread.", (f"The largest parts: {largest}.",)
+        "There is no single bottleneck: several waits take similar time.",
+        (f"The largest parts: {largest}.",),
     )
 
 
 ONE_MODEL = (
-    "Call the DDP model and not model.module, and make the last forward of a step outside "
+    "Call the DDP model, not model.module, and run the last forward pass of a step outside "
     "no_sync()."
 )
 
@@ -430,16 +436,16 @@ ONE_MODEL = (
 def not_summed(steps: int) -> str:
     """Warn that each rank trained a separate model."""
     return (
-        f"DDP summed no gradients in {steps:,} steps in a row: unless the script sums them itself, "
-        f"each rank trained a model of its own. {ONE_MODEL}"
+        f"DDP summed no gradients in {steps:,} consecutive steps: unless the script sums "
+        f"gradients itself, each rank trained its own model. {ONE_MODEL}"
     )
 
 
 def only_received(received: float) -> str:
     """Warn that a machine's ranks sent the others nothing of a model's size."""
     return (
-        f"its ranks received {size(received)} of the others, and sent them no gradients: unless "
-        f"these are to be summed later, each machine trains a model of its own. {ONE_MODEL}"
+        f"its ranks received {size(received)} from other ranks, but sent no gradients: unless "
+        f"the script sums gradients later, each machine trains its own model. {ONE_MODEL}"
     )
 
 
@@ -451,12 +457,12 @@ def headline_of(status: str, first_cause: Entry | None, until: float | None = No
         message = first_cause and first_cause.get("message")
         return f"The run finished, but {message}" if message else None
     if status == "stopped":
-        return "The run was stopped before its end; what it did until then is below."
+        return "The run was stopped before its end; the report covers the run until then."
     if status == "running":
         clock = time.strftime("%H:%M:%S", time.localtime(until)) if until else "now"
         return (
-            "The run is still going, or the program that started it is gone; the report covers it "
-            f"up to {clock}."
+            "The run is still active, or the program that started it has ended; the report "
+            f"covers the run until {clock}."
         )
     # No file has a cause, for example because the launcher was killed.
     if not first_cause:

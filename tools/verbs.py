@@ -46,7 +46,7 @@ def check(typed, environment):
         if verb not in (*verbs.VERBS, *INTERNAL) and typed[:2] != ["help", "develop"]:
             name = verbs.nearest(verb, verbs.VERBS)
             hint = f"did you mean {name}?" if name else "`make help` lists them."
-            raise UserError(f"there is no verb {verb}: {hint}")
+            raise UserError(f"there is no command {verb}: {hint}")
     valid = [verb for verb in typed if verb in verbs.VERBS] or ["help"]
     # In `make env train EPOCHS=3`, EPOCHS is for train: env takes no variable.
     for verb in [verb for verb in valid if verbs.VERBS[verb].takes] or valid[:1]:

@@ -68,8 +68,8 @@ def plan(release, packages, mirrors, bundle):
     if release not in table["releases"]:
         raise UserError(
             f"release {release!r} is not in ansible/releases.yml, which has "
-            f"{', '.join(table['releases'])}. To learn a machine's own: "
-            ". /etc/os-release; echo $VERSION_CODENAME"
+            f"{', '.join(table['releases'])}. To see a machine's release, type on it: . "
+            "/etc/os-release; echo $VERSION_CODENAME"
         )
     distribution = table["distributions"][table["releases"][release]["distribution"]]
     options = f"[arch={ARCHITECTURE} signed-by={distribution['keyring']}]"
@@ -136,8 +136,8 @@ def _private_apt(order):
     """Make the environment in which apt sees only the target's release."""
     if shutil.which("apt-get") is None:
         raise UserError(
-            "packages are gathered by apt-get, which this machine lacks: run `make bundle` on "
-            "Debian or Ubuntu and copy the folder bundle/ here"
+            "this machine has no apt-get, which downloads the packages: run `make bundle` on "
+            "Debian or Ubuntu, and copy the folder bundle/ to this machine"
         )
     if not order.keyring.is_file():
         raise UserError(

@@ -47,9 +47,8 @@ class Progress:
     def trust(self, name, digest):
         """Warn, with a bar or without one, that no publisher's checksum confirms a file."""
         self.trusted.append(
-            f"{name}: its publisher states no SHA-256, so the file that came is trusted, and any "
-            f"other one is refused from now on. Compare its SHA-256 with that of a second source: "
-            f"{digest}"
+            f"{name}: its publisher states no SHA-256, so Tandem trusts this file and later "
+            f"rejects a different file. Compare its SHA-256 with a second source: {digest}"
         )
         print(self.trusted[-1], flush=True)
 
@@ -98,14 +97,15 @@ def fetch(file, opener, advance):
         _continue(file, partial, opener, advance)
     except urllib.error.HTTPError as error:
         if error.code != 416:  # 416: the partial file is complete
-            raise _fetch_error(file, f"the server said {error.code} {error.reason}") from None
+            raise _fetch_error(file, f"the server answered {error.code} {error.reason}") from None
     except (OSError, urllib.error.URLError) as error:
         raise _fetch_error(file, error) from None
     if file.sha256 not in ("", sha256(partial)):
         partial.unlink()  # otherwise every later call would append to a wrong file
         raise UserError(
-            f"{file.url} is not the file that was expected: its SHA-256 differs. It was deleted. "
-            "Run the same command again; if it happens again, ask its publisher or another mirror"
+            f"{file.url} is not the expected file, because its SHA-256 differs. Tandem "
+            "deleted it. Run the same command again; if this happens again, ask its "
+            "publisher, or use another mirror"
         )
     partial.rename(file.path)
 
@@ -127,6 +127,6 @@ def _continue(file, partial, opener, advance):
 
 def _fetch_error(file, reason):
     return UserError(
-        f"{file.url} could not be fetched: {reason}. Run the same command again: it continues with "
-        "the files that are missing"
+        f"{file.url} could not be downloaded: {reason}. Run the same command again: it "
+        "continues with the missing files"
     )

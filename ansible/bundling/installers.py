@@ -72,7 +72,7 @@ def _driver(oldest, version, drivers):
     # The table lists the newest first.
     rows = [row for row in drivers if version in ("auto", str(row["version"]))]
     if not rows or _numbers(rows[0]["version"]) < _numbers(oldest):
-        which = "" if version == "auto" else f" {version}, and this stack needs one"
+        which = "" if version == "auto" else f" {version}, but this stack needs one"
         raise UserError(f"ansible/stacks.yml has no driver{which} of version {oldest} or newer")
     return rows[0]
 
@@ -132,11 +132,11 @@ def _problem(file, folder, expected):
     path = folder / file.name
     if not path.is_file():
         remedy = f"get it from {file.page} and put it into {folder}"
-        return f"{file.name} has to be fetched by hand: {remedy}"
+        return f"you must download {file.name} yourself: {remedy}"
     if expected and manifest.sha256(path) != expected:
         return (
-            f"{path} is not the expected file: its SHA-256 is not {expected}. Get it again "
-            f"from {file.page}"
+            f"{path} is not the expected file: its SHA-256 is not {expected}. Download it "
+            f"again from {file.page}"
         )
     return ""
 

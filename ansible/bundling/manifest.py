@@ -54,7 +54,7 @@ def problems(folder, purpose):
     if not written:
         return [f"{folder} is missing or was not completed. Run: make bundle"]
     if written != purpose:
-        return [f"{folder} was gathered for something other than is needed now. Run: make bundle"]
+        return [f"{folder} was made for other machines or another stack. Run: make bundle"]
     sentences = []
     for name, digest in digests.items():
         path = folder / name

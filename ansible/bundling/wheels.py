@@ -103,9 +103,9 @@ def fetch(requirement, order):
     if process.returncode:
         lines = [line for line in process.stdout.splitlines() if line.strip()] or ["nothing"]
         raise UserError(
-            f"{requirement.name} {requirement.version} could not be fetched from "
-            f"{order.index_url}; pip said: {lines[-1]}. Run the same command again: it continues "
-            "with the wheels that are missing"
+            f"{requirement.name} {requirement.version} could not be downloaded from "
+            f"{order.index_url}; pip printed: {lines[-1]}. Run the same command again: it "
+            "continues with the missing wheels"
         )
 
 

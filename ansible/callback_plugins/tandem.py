@@ -28,8 +28,8 @@ try:
     import msgspec  # noqa: F401
 except ModuleNotFoundError:
     sys.exit(
-        f"tandem: {sys.executable}, by which this Ansible runs, has no msgspec. Use make's verbs, "
-        "or the checkout's own: .venv/bin/ansible-playbook"
+        f"tandem: this Ansible runs with {sys.executable}, which has no msgspec. Use make, or "
+        ".venv/bin/ansible-playbook of this checkout"
     )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,12 +69,12 @@ class CallbackModule(Default):
             super().v2_playbook_on_task_start(task, is_conditional)
         elif not self.announced:
             self.announced = True
-            self._say("Asking the machines whether they answer: 10 s if one of them is off.")
+            self._say("Checking that the machines answer. If a machine is off, this takes 10 s.")
 
     def v2_playbook_on_stats(self, stats):
         core = stats.custom.get("_run", {}).get("tandem_core")
         if core:  # role reach has changed nothing yet
-            self._say(f"Going on with ansible-core {core} (the variable CORE of make).")
+            self._say(f"Continuing with ansible-core {core} (make's variable CORE).")
             go_on_with(core)
         self._display.banner("PLAY RECAP")
         for host in sorted(stats.processed):

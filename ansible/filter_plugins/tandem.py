@@ -68,7 +68,7 @@ def cards(facts, table):
 
 
 def older_core(answers, core):
-    """See planning/looks.py; "" if this control machine has no Python for it."""
+    """See planning/looks.py; "" if this control node has no Python for it."""
     names = ("python3.12", "python3.11", "python3.10")
     has_python = (3, 10) <= sys.version_info < (3, 13) or any(map(shutil.which, names))
     return looks.older_core(answers, core) if has_python else ""

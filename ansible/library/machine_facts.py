@@ -24,7 +24,7 @@ short_description: Collects the facts that preflight checks
 description: Reads a machine's hardware, system and settings. Changes nothing.
 options:
   address:
-    description: The address at which the control machine reaches this machine.
+    description: The address at which the control node reaches this machine.
     type: str
     required: true
   folders:

@@ -142,7 +142,7 @@ def place_of(member):
     """
     names = posixpath.normpath(member.name).split("/")
     if member.name.startswith("/") or ".." in names:
-        raise Refused("it has a path that leads out of it: %s" % member.name)
+        raise Refused("it contains a path to a place outside of it: %s" % member.name)
     if not (member.isfile() or member.issym()):
         return None
     for index, folder in enumerate(names[:-1]):
@@ -177,7 +177,7 @@ def write_member(archive, member, target):
     # extract() would follow a link that an earlier member made.
     if member.issym():
         if os.path.isabs(member.linkname) or ".." in member.linkname.split("/"):
-            raise Refused("a link in it leads out of it: %s" % member.name)
+            raise Refused("it contains a link to a place outside of it: %s" % member.name)
         os.symlink(member.linkname, target)
         return
     with archive.extractfile(member) as source, open(target, "wb") as output:
@@ -197,7 +197,9 @@ def install(toolkit, name, src, digest):
         old_files = read_record(toolkit, name)["files"]
         for file in sorted(set(files) - set(old_files)):
             if os.path.lexists(os.path.join(toolkit, file)):
-                raise Refused("%s/%s is there already, and not from Tandem" % (toolkit, file))
+                raise Refused(
+                    "%s/%s already exists, and Tandem did not put it there" % (toolkit, file)
+                )
         # Written before the first file moves, so that the list is complete even after a kill.
         write_record(toolkit, name, None, set(files) | set(old_files))
         for file in files:

@@ -62,7 +62,7 @@ def read(file):
     with open(descriptor, "rb") as opened:
         entry = os.fstat(descriptor)
         if not stat.S_ISREG(entry.st_mode) or entry.st_size > BYTES_MAX:
-            raise OSError("no regular file of at most 1 MiB")
+            raise OSError("it is not a regular file of at most 1 MiB")
         return opened.read().splitlines(keepends=True)
 
 
@@ -140,9 +140,9 @@ def main():
                 loose = close(user.pw_dir, file, module.check_mode)
     except OSError as error:
         module.fail_json(
-            msg="{0}: {1}. Tandem reads and writes there as {2}, as sshd does, and follows no link "
-            "further than {2} may. Give the files back to {2} (ls -la {3} shows them), then run "
-            "the same command again".format(file, error.strerror or error, name, user.pw_dir)
+            msg="{0}: {1}. Tandem reads and writes this folder as {2}, as sshd does. Make {2} "
+            "the owner of the files again (ls -la {3} lists them), then run the same command "
+            "again".format(file, error.strerror or error, name, user.pw_dir)
         )
     module.exit_json(changed=changed, loose=loose)
 

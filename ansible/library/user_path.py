@@ -133,7 +133,7 @@ def main():
         )
     except OSError as error:
         module.fail_json(
-            msg="{}: {}. Move away what is there, or choose another path, then run the same "
+            msg="{}: {}. Move the existing file, or choose another path, then run the same "
             "command again".format(path, error.strerror or error)
         )
     module.exit_json(changed=changed)

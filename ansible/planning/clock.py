@@ -7,8 +7,8 @@ def clock_server(members, setting, own_addresses):
     """Choose {"address", "host"} of the server; "host": its name in the inventory, "" for another.
 
     members: {name: address} of all machines, in the inventory's order: `--limit` must not change
-    the answer. setting: a name, an address, or "auto", which means the control machine if it is a
-    member, else the first member. own_addresses: the control machine's.
+    the answer. setting: a name, an address, or "auto", which means the control node if it is a
+    member, else the first member. own_addresses: the control node's.
     """
     if setting != "auto":
         names = {address: name for name, address in members.items()}
@@ -30,13 +30,13 @@ def clock_servers_fault(server, facts, failed):
     if not server:
         return ""
     if failed:
-        return f"{server}, which gives the time, did not answer or has failed"
+        return f"{server}, the time server, did not answer or has failed"
     manager = firewall.firewall_manager(facts.get("ufw_conf", ""), facts.get("firewalld", False))
     # Its firewall is the owner's, so Tandem does not change it.
     if manager == "ufw":
         remedy = f"on {server}: sudo ufw allow from <address of each> to any port 123 proto udp"
-        return f"ufw is switched on at {server}, which gives the time ({remedy})"
+        return f"ufw is active on {server}, the time server ({remedy})"
     if manager:
         remedy = f"on {server}: sudo firewall-cmd --permanent --add-service=ntp, and --reload"
-        return f"{manager} is switched on at {server}, which gives the time ({remedy})"
+        return f"{manager} is active on {server}, the time server ({remedy})"
     return ""

@@ -31,10 +31,10 @@ def data_refusal(name, changes, file_count, allowed):
     if len(deletions) <= MAX_DELETED_FRACTION * total:
         return ""
     return (
-        f"the control machine's data/{name} lacks {len(deletions)} of the {total} files that "
-        f"are there, and a copy would delete them; the first: "
-        f"{deletions[0].partition('*deleting')[2].strip()}. Is its disk mounted? If they are to "
-        "go: make provision DELETE=1"
+        f"the control node's data/{name} lacks {len(deletions)} of the machine's {total} "
+        "files, so a copy would delete them; the first is "
+        f"{deletions[0].partition('*deleting')[2].strip()}. Is the control node's disk "
+        "mounted? To delete them, type make provision DELETE=1"
     )
 
 
@@ -59,8 +59,9 @@ def data_lack(names, changes, room, source, root):
     if new_bytes <= free:
         return ""
     return (
-        f"the new files of the data sets take {size(new_bytes)}, and the disk of {root} has "
-        f"{size(free)} free. Nothing was copied: make room there, or mount a larger disk."
+        f"the new files of the data sets need {size(new_bytes)}, but the disk of {root} has "
+        f"{size(free)} free. Nothing was copied: free disk space on that machine, or mount a "
+        "larger disk."
     )
 
 
@@ -117,6 +118,7 @@ def copy_failure(host, error, trace):
     if match:
         location = f"line {match.group(2)} of {match.group(1)} ({match.group(3)})"
     return (
-        f"{host}: {location} prints whenever a program comes by ssh, and rsync takes that for an "
-        "answer. Move it below a line `[ -t 1 ] || return`, which ends the file where nobody reads."
+        f"{host}: {location} prints text when a program logs in with ssh, which confuses "
+        "rsync. Move the printing line below a line `[ -t 1 ] || return`, which ends the "
+        "file if there is no terminal."
     )

@@ -72,7 +72,7 @@ SETTINGS = {
 def driver_wanted(variables, at_hand):
     """Read the settings for one machine: SETTINGS' values by their keys, and "at_hand".
 
-    variables: {name: value}; at_hand: names of the installers that the control machine has. Raises
+    variables: {name: value}; at_hand: names of the installers that the control node has. Raises
     PlanError for a value that a setting cannot have.
     """
     settings = {key: _value(variables, setting) for key, setting in SETTINGS.items()}
@@ -143,7 +143,7 @@ def _choose(facts, settings, stack, table):
     if gpus and hidden:
         raise Refusal(*hidden)
     if not gpus:
-        return Nothing(hidden[0] if hidden else "no NVIDIA card that takes part")
+        return Nothing(hidden[0] if hidden else "no NVIDIA card that Tandem uses")
     case = Case(facts, settings, stack, table, gpus)
     if settings["policy"] == "keep":
         return _keep(case)
@@ -155,12 +155,14 @@ def _choose(facts, settings, stack, table):
     if facts.driver is None:
         return _install(case)
     origin = (
-        f"driver {facts.driver} is loaded, and was installed neither from packages nor by "
-        "NVIDIA's installer"
+        f"driver {facts.driver} is loaded, but neither packages nor NVIDIA's installer installed it"
     )
     if _loaded_suffices(case):
         return Nothing(origin)
-    raise Refusal(f"{origin}; {stack['driver']} is needed", "remove it by hand, then run again")
+    raise Refusal(
+        f"{origin}; the stack needs {stack['driver']}",
+        "remove it yourself, then run the command again",
+    )
 
 
 def _loaded_suffices(case):
@@ -172,7 +174,7 @@ def _loaded_suffices(case):
 def _keep(case):
     facts, stack = case.facts, case.stack
     if _loaded_suffices(case):
-        needed = f"{stack['driver']} or newer is needed"
+        needed = f"the stack needs {stack['driver']} or newer"
         return Nothing(
             f"driver {facts.driver} is loaded, {needed}; driver_policy: keep leaves it as it is"
         )
@@ -182,7 +184,7 @@ def _keep(case):
     by_hand = "reboot it" if is_mixed else "install it there by hand"
     by_tandem = f", or set driver_policy: {'upgrade' if is_old else 'install'} for it"
     raise Refusal(
-        f"{_state(facts)}, and stack {stack['name']} needs {stack['driver']} or newer; "
+        f"{_state(facts)}, but stack {stack['name']} needs {stack['driver']} or newer; "
         "driver_policy: keep forbids a change",
         f"{by_hand}{by_tandem if facts.arch == 'x86_64' else ''}",
     )
@@ -199,8 +201,8 @@ def installed_driver(facts):
         raise Refusal(
             f"it has two drivers at once: {', '.join(sorted(names))} from packages, and "
             f"{facts.runfile} from NVIDIA's own installer",
-            f"remove both: {removal(facts, 'runfile')}; {removal(facts, 'package')}; "
-            "then run again",
+            f"remove both: {removal(facts, 'runfile')}; {removal(facts, 'package')}; then run "
+            "the command again",
         )
     if facts.runfile:
         return "runfile", facts.runfile
@@ -220,9 +222,9 @@ def _for_installed(case, kind, version):
     _refuse_foreign(case, kind, version)
     if settings["source"] not in ("auto", kind):
         raise Refusal(
-            f"driver {version} was installed {_by(kind)}, and driver_source is "
-            f"{settings['source']}: the one is never installed over the other",
-            f"set driver_source: auto, or remove it first: {removal(facts, kind)}",
+            f"driver {version} was installed {_by(kind)}, but driver_source is "
+            f"{settings['source']}: Tandem never installs one kind of driver over the other",
+            f"set driver_source: auto, or first remove the driver: {removal(facts, kind)}",
         )
     newer = _newer(case, kind, version)
     if newer is not None:
@@ -230,7 +232,7 @@ def _for_installed(case, kind, version):
             return newer
         if stacks.version(version) < case.oldest:
             raise Refusal(
-                f"driver {version} is installed, and stack {stack['name']} needs {stack['driver']}",
+                f"driver {version} is installed, but stack {stack['name']} needs {stack['driver']}",
                 f"set driver_policy: upgrade, which installs {newer.version}",
             )
     if facts.module is None:
@@ -261,10 +263,12 @@ def _for_the_next_boot(case, version):
     state = f"driver {version} is installed and loaded"
     if not waiting or facts.waiting_module:
         return Nothing(state, version)
-    lacking = f"{state}, but the next boot starts kernel {waiting}, which has no module of it"
+    lacking = (
+        f"{state}, but the next boot starts kernel {waiting}, which has no module of this driver"
+    )
     if not facts.dkms:
         # Nothing rebuilds it now; after that boot the plan is a different one.
-        return Nothing(f"{lacking}: make provision again after that boot", version)
+        return Nothing(f"{lacking}: run make provision again after that boot", version)
     obstacle = candidates.kernel_too_new(case, version, waiting)
     if obstacle:
         return Nothing(f"{lacking}: {obstacle}: stay with this kernel", version)
@@ -289,8 +293,8 @@ def _refuse_foreign(case, kind, version):
     raise Refusal(
         f"driver {version} was installed {_by(kind)} and does not support "
         f"{limits['name']} ({until})",
-        f"remove it: {removal(case.facts, kind)}; if it came from NVIDIA's own repository, also "
-        "remove its line in /etc/apt/sources.list.d/; then run again",
+        f"remove it: {removal(case.facts, kind)}; if it came from NVIDIA's own repository, "
+        "also remove its line in /etc/apt/sources.list.d/; then run the command again",
     )
 
 
@@ -305,10 +309,11 @@ def _newer(case, kind, version):
         consent = "" if case.settings["policy"] == "upgrade" else ", then driver_policy: upgrade"
         remedy = f"{error.args[1]}{consent}; or " if len(error.args) > 1 else ""
         raise Refusal(
-            f"driver {version} was installed {_by(kind)}, stack {case.stack['name']} needs "
-            f"{case.stack['driver']}, and no newer one can be installed that way: {error.args[0]}",
-            f"{remedy}remove it ({removal(case.facts, kind)}) and run again: another way is then "
-            "chosen",
+            f"driver {version} was installed {_by(kind)}, but stack {case.stack['name']} "
+            f"needs {case.stack['driver']}, and no newer driver can be installed in this way: "
+            f"{error.args[0]}",
+            f"{remedy}remove it ({removal(case.facts, kind)}) and run the command again, "
+            "which then chooses another way",
         ) from None
     return target if stacks.version(target.version) > stacks.version(version) else None
 
@@ -334,11 +339,11 @@ def _install(case):
         return dataclasses.replace(action, reason=reason)
     or_else = "" if settings.get("bound") else "; or set driver_source: auto"
     if why_not:
-        raise Refusal(why_not, f"fix what apt names{or_else}")
+        raise Refusal(why_not, f"fix the packages that apt lists{or_else}")
     raise Refusal(
-        "its package archive offers no driver for its cards that stack "
-        f"{case.stack['name']} could use ({case.stack['driver']} or newer)",
-        f"{ADD_SOURCES}{or_else}; or take a stack that needs less",
+        f"its package archive has no driver for its cards that stack {case.stack['name']} can "
+        f"use ({case.stack['driver']} or newer)",
+        f"{ADD_SOURCES}{or_else}; or choose a stack that needs an older driver",
     )
 
 
@@ -359,7 +364,9 @@ def _refuse_full_disks(facts):
         if facts.free.get(folder, needed) < needed
     ]
     if full:
-        raise Refusal("; ".join(full), "make room there, then run again")
+        raise Refusal(
+            "; ".join(full), "free disk space on that machine, then run the command again"
+        )
 
 
 def _refuse_holds(facts, moving):
@@ -368,8 +375,9 @@ def _refuse_holds(facts, moving):
     names = " ".join(sorted(theirs & set(moving)))
     if names:
         raise Refusal(
-            f"{names} would move, and is held there by somebody (apt-mark hold)",
-            f"if whoever held it agrees, there: sudo apt-mark unhold {names}; then run again",
+            f"{names} would be upgraded, but somebody pinned it on that machine (apt-mark hold)",
+            "if the person who pinned it agrees, type on that machine: sudo apt-mark unhold "
+            f"{names}; then run the command again",
         )
 
 
@@ -398,7 +406,7 @@ def _beside_display(action, facts):
         raise Refusal(
             f"{', '.join(displays)} was not started by a display manager, and NVIDIA's installer "
             "does not work under it",
-            "log out there, then run again",
+            "log out on that machine, then run the command again",
         )
     return dataclasses.replace(action, without=unit)
 
@@ -421,7 +429,7 @@ def _by(kind):
 def upgrade_plan(facts, settings, stack, table, control_id=""):
     """Plan `make upgrade` of one machine, before held packages are released.
 
-    control_id: machine_id of the control machine, which does not reboot itself.
+    control_id: machine_id of the control node, which does not reboot itself.
 
     Returns {"action": nothing, upgrade or refuse; "reason", "remedy"; "kernel": whether a newer
     kernel comes, and with it a reboot; "without": the display manager that stays off in that boot

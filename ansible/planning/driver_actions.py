@@ -14,8 +14,8 @@ PHRASES = {
     "compiler": ", built by {}",
     "waiting": ", for kernel {} too",
     "reboot_first": "; after a reboot",
-    "without": " into a text screen, without {}",
-    "key": "; signed with {}, to be enrolled at its screen",
+    "without": " to a text screen, without {}",
+    "key": "; signed with {}, which you must enrol at its screen",
     "screen": "; under the running display, by the next boot",
 }
 
@@ -93,7 +93,7 @@ class RunInstaller(Installation):
     """NVIDIA's installer, which needs a machine without a running display and without nouveau."""
 
     name = "runfile"
-    url: str = ""  # or a file of the control machine
+    url: str = ""  # or a file of the control node
     sha256: str = ""
     flags: tuple[str, ...] = ()
     nouveau: bool = False  # it holds the GPU until the next boot

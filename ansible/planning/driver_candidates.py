@@ -95,7 +95,7 @@ def by_packages(case):
         _refuse_unsigned(case.facts, [candidate.name for candidate in fitting])
     version = stacks.upstream(best.version)
     return InstallPackages(
-        f"driver {version} by packages",
+        f"driver {version}, from packages",
         version,
         module=best.module,
         packages=tuple(f"{name}={case.facts.offered[name]}" for name in best.packages),
@@ -220,17 +220,19 @@ def _refuse_unsigned(facts, drivers):
         if not facts.secure_boot or driver.replace("headless-no-dkms", "driver") not in drivers:
             continue
         if way in facts.uninstallable:
-            cause = f"apt cannot install {modules} beside {driver} ({facts.uninstallable[way]})"
+            cause = (
+                f"apt cannot install {modules} together with {driver} ({facts.uninstallable[way]})"
+            )
         elif _built(coming):
             built = " and ".join(_built(coming))
-            cause = f"beside {modules} apt would install {built}, by which a module is built"
+            cause = f"together with {modules}, apt would install {built}, which builds a module"
         else:
             continue
         raise Refusal(
             f"Secure Boot is on, and {cause}",
-            "the archive's driver and its signed modules do not match, as happens for some days "
-            "after an update: run again later; or set driver_source: runfile, whose module is "
-            "signed with a key that you enrol at that machine",
+            "the archive's driver and its signed modules do not match, which can last some "
+            "days after an update: run the command again later; or set driver_source: "
+            "runfile, whose module is signed with a key that you enrol on that machine",
         )
 
 
@@ -263,11 +265,11 @@ def by_installer(case):
     branch = stacks.version(version)[0]
     kinds = module_kinds(case.gpus, branch)
     if not kinds:
-        raise Refusal(f"no single driver supports {_names(case)}", "take one of these cards out")
+        raise Refusal(f"no single driver supports {_names(case)}", "remove one of these cards")
     if not supports(branch, case.gpus):
         raise Refusal(
             f"the runfile's driver {version} does not support {_names(case)}",
-            "name another one in driver_runfile",
+            "set driver_runfile to another one",
         )
     flags = ["--silent", "--dkms", "--disable-nouveau"]
     if branch >= OPEN_SINCE:
@@ -275,7 +277,7 @@ def by_installer(case):
     if case.facts.secure_boot:
         flags += _signing_flags(case.facts, version)
     return RunInstaller(
-        f"driver {version} by NVIDIA's installer",
+        f"driver {version}, from NVIDIA's installer",
         version,
         module=kinds[0],
         build=module_build(case, version),
@@ -305,20 +307,20 @@ def _installer_file(case):
         )
     if not sha256:
         raise Refusal(
-            f"no SHA-256 of {file[0]} is known, and root would run it unchecked",
+            f"no SHA-256 of {file[0]} is known, so root would run an unchecked file",
             f"get {url}, compare its SHA-256 with one that you trust, and set "
             "driver_runfile and driver_runfile_sha256",
         )
     if stacks.version(file[1]) < case.oldest:
         raise Refusal(
             f"the runfile's driver {file[1]} is older than the {required}",
-            "name a newer one in driver_runfile",
+            "set driver_runfile to a newer one",
         )
     name = url.rpartition("/")[2]
     if settings["offline"] and "://" in url and name not in settings["at_hand"]:
         raise Refusal(
-            f"offline is true, and bundle/installers/{case.stack['name']}/{name} is missing",
-            "on a machine with internet: make bundle",
+            f"offline is true, but bundle/installers/{case.stack['name']}/{name} is missing",
+            "type make bundle on a machine with internet",
         )
     return url, sha256, file[1]
 
@@ -334,10 +336,10 @@ def _signing_flags(facts, version):
     """
     if stacks.version(version) < stacks.version(SKIPS_LOADING):
         raise Refusal(
-            f"Secure Boot is on, and NVIDIA's installer {version} loads the module that it has "
-            f"just built, whose key the firmware does not know yet: only {SKIPS_LOADING} and newer "
-            "can leave that out",
-            "name a newer one in driver_runfile, or switch Secure Boot off in the firmware's setup",
+            f"Secure Boot is on, and NVIDIA's installer {version} loads the module after it "
+            "was built, although the firmware does not know its key yet: only "
+            f"{SKIPS_LOADING} and newer can skip this step",
+            "set driver_runfile to a newer one, or switch Secure Boot off in the firmware's setup",
         )
     private, certificate = KEYS.get(facts.distribution, KEYS["debian"])
     return [
@@ -386,7 +388,7 @@ def kernel_too_new(case, version, kernel=None):
     if not limits or stacks.version(kernel) < min(limits):
         return ""
     below = ".".join(map(str, min(limits)))
-    return f"driver {name} builds on kernels below {below} only, not on {kernel}"
+    return f"driver {name} builds only on kernels below {below}, not on {kernel}"
 
 
 def module_build(case, version):
@@ -431,7 +433,7 @@ def _no_headers(facts):
         # Beside a newer kernel of somebody else's the archive's newest would not start.
         NEWEST_KERNEL
         if any(newer)
-        else f"install {headers} from where that kernel came from; or {OLDER_KERNEL}",
+        else f"install {headers} from the source of that kernel; or {OLDER_KERNEL}",
     )
 
 

@@ -90,22 +90,22 @@ def kernel_packages(facts):
 def reboot_refused(facts, settings, control_id=""):
     """Explain why the machine is not rebooted now: (reason, remedy), or ().
 
-    settings: those of driver.driver_wanted; control_id: the control machine's machine_id.
+    settings: those of driver.driver_wanted; control_id: the control node's machine_id.
     """
     facts = reading.known(facts)
     if control_id and facts.machine_id == control_id:
         return (
-            "it is the control node, which Tandem never reboots, and its driver needs a reboot",
-            "save what is open and type sudo reboot; afterwards run the same command again, on the "
+            "its driver needs a reboot, but it is the control node, which Tandem never reboots",
+            "save your work and type sudo reboot; then run the same command again, on the "
             "text screen if no desktop appears: it continues where it stopped",
         )
     if facts.seated and not settings["interrupt"]:
         users = f"{', '.join(facts.seated)} {'is' if len(facts.seated) == 1 else 'are'}"
         return (
             f"{users} logged in at its screen, and its driver needs a reboot",
-            "save what is open there, then run again: STOP_DISPLAY=1 after make, or "
-            "-e allow_stop_display=true after ansible-playbook; or reboot it yourself, then run "
-            "again",
+            "save all work on that machine, then run the command again with STOP_DISPLAY=1 "
+            "(make) or -e allow_stop_display=true (ansible-playbook); or reboot it yourself, "
+            "then run the command again",
         )
     return ()
 
@@ -151,36 +151,38 @@ def driver_outcome(facts, loading, smi):
             f"{facts.driver_library}",
         )
     if facts.module is None and facts.waiting_kernel and facts.waiting_module:
-        return _next("reboot", f"the module is there for kernel {facts.waiting_kernel}")
+        return _next("reboot", f"the module for kernel {facts.waiting_kernel} exists")
     if facts.module is None:
         return _next(
             "refuse",
             f"there is no nvidia module for the running kernel {kernel}",
-            "see /var/lib/dkms/nvidia*/*/build/make.log and /var/log/nvidia-installer.log there",
+            "read /var/lib/dkms/nvidia*/*/build/make.log and /var/log/nvidia-installer.log "
+            "on that machine",
         )
     if loaded is not None:
         return _next(
             "refuse",
             f"module {loaded} is loaded, but nvidia-smi fails: {_last_line(smi['text'])}",
-            "see `sudo dmesg | grep -i nvrm` there",
+            "type `sudo dmesg | grep -i nvrm` on that machine",
         )
-    ready = f"module {facts.module} is built for {facts.kernel}"
+    ready = f"module {facts.module} was built for {facts.kernel}"
     if re.search(r"[Kk]ey was rejected|Required key|Operation not permitted", loading):
         # Only a person can enrol the key, since the firmware asks at the machine's screen.
         key = facts.signing_key or "/var/lib/dkms/mok.pub"
         return _next(
             "refuse",
-            f"{ready}, and Secure Boot does not trust its key",
-            f"at that machine: 1. sudo apt install mokutil && sudo mokutil --import {key} (choose "
-            "a password, needed once). 2. sudo reboot; in the blue screen choose Enroll MOK, "
-            "Continue, Yes, and give that password. 3. Run the same command here again, which goes "
-            "on from there",
+            f"{ready}, but Secure Boot does not trust its key",
+            f"on that machine: 1. sudo apt install mokutil && sudo mokutil --import {key} "
+            "(choose a password, needed once). 2. sudo reboot; on the blue screen choose "
+            "Enroll MOK, Continue, Yes, and type that password. 3. Run the same command on "
+            "the control node again, which continues from there",
         )
     if "No such device" in loading:
         return _next(
             "refuse",
             f"{ready}, but cannot be loaded: the kernel finds no card for it (No such device)",
-            "is the card seated and powered? lspci -d 10de: and sudo dmesg | grep -i nvrm say more",
+            "check the card's seat and power; `lspci -d 10de:` and `sudo dmesg | grep -i "
+            "nvrm` show more",
         )
     return _next(
         "refuse", f"{ready}, but cannot be loaded: {_last_line(loading)}", "see `sudo dmesg` there"
@@ -209,8 +211,8 @@ def power_plan(host, persistence, watts, printed):
     for name, min_watts, max_watts, limit, mode in _read_power(printed):
         if watts and None in (min_watts, max_watts):
             raise PlanError(
-                f"{host}: the power of its {name} cannot be limited (nvidia-smi says N/A): write "
-                "driver_power_limit_watts=0 into its line of inventory.ini"
+                f"{host}: the power of its {name} cannot be limited (nvidia-smi prints N/A): "
+                "write driver_power_limit_watts=0 into its line in inventory.ini"
             )
         if watts and not min_watts <= watts <= max_watts:
             raise PlanError(

@@ -189,7 +189,7 @@ def _peer(text: str) -> Any:
 
 
 def connection_end(ssh_connection: str) -> dict[str, str]:
-    """Read $SSH_CONNECTION's text: the control machine's address as the machine sees it, the
+    """Read $SSH_CONNECTION's text: the control node's address as the machine sees it, the
     machine's own address ("own"), and sshd's port.
 
     Both addresses are "" without an ssh connection (ansible_connection=local): nothing is to be

@@ -21,7 +21,7 @@ REMEDIABLE = ("python", "no_python")
 def looks(machines):
     """List the facts of the machines that answered role reach's `raw`.
 
-    Without the control machine, and machines whose shell prints none of these facts: Ansible's
+    Without the control node, and machines whose shell prints none of these facts: Ansible's
     modules read them.
     """
     answers = [
@@ -73,15 +73,15 @@ def _old_python_remedy(machines, core):
     """Word how to provision machines of which some are too old for `core`."""
     if all(OLDEST <= _python(facts) <= NEWEST for facts in machines):
         return (
-            "`make provision CORE=2.16` provisions all that answer: that Ansible takes Python "
-            f"{_text(OLDEST)} to {_text(NEWEST)}"
+            "`make provision CORE=2.16` provisions all machines that answer, because that "
+            f"Ansible supports Python {_text(OLDEST)} to {_text(NEWEST)}"
         )
     old_hosts = [facts.host for facts in machines if _has_old_python(facts, core)]
     other_hosts = [facts.host for facts in machines if facts.host not in old_hosts]
     return (
-        f"`make provision CORE=2.16 LIMIT={','.join(old_hosts)}`, and the others by `make "
-        f"provision LIMIT={','.join(other_hosts)}`, with stack: NAME in group_vars/all.yml, since "
-        "auto decides over all machines at once; or install a newer release on it"
+        f"`make provision CORE=2.16 LIMIT={','.join(old_hosts)}`, then `make provision "
+        f"LIMIT={','.join(other_hosts)}`, with stack: NAME in group_vars/all.yml, because "
+        "auto chooses for all machines at once; or install a newer release on it"
     )
 
 

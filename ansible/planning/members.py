@@ -117,9 +117,9 @@ def host_keys(facts, host):
         is_of_kind = isinstance(key_type, str) and key_type in types
         if not is_of_kind or _type_inside(key) != key_type:
             raise PlanError(
-                f"{host}: what it reports as its {kind} host key is not one: {str(key)[:40]!r}. "
-                f"Look at /etc/ssh/ssh_host_{kind}_key.pub there; until then the machine is not to "
-                "be trusted"
+                f"{host}: it reports {str(key)[:40]!r} as its {kind} host key, which is not a "
+                f"key. Check /etc/ssh/ssh_host_{kind}_key.pub on that machine; do not trust "
+                "the machine before"
             )
         keys.append({"type": key_type, "key": key})
     return keys
@@ -160,7 +160,7 @@ def wrong_names(printed, members):
         if len(words) == 3:
             addresses.setdefault(words[2], words[0])
     return [
-        f"{name} for {addresses.get(name, 'nothing')} instead of {address}"
+        f"{name} to {addresses.get(name, 'nothing')} instead of {address}"
         for name, address in members.items()
         if addresses.get(name) != address
     ]

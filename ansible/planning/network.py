@@ -49,8 +49,8 @@ def network_plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     interface, master = facts["interface"], facts["card"]["master"]
     if master:  # with an address of its own, such a card no longer carries the traffic of others
         raise PlanError(
-            f"{facts['host']}: {interface} is a port of {master}, which has the address of both. "
-            f"Write interface={master} into its line of inventory.ini, or leave `interface` out."
+            f"{facts['host']}: {interface} is a port of {master}, which has the address. "
+            f"Write interface={master} into its line in inventory.ini, or omit `interface`."
         )
     manager = _manager(facts)
     if want["mode"] == "replace":
@@ -79,8 +79,9 @@ def _manager(facts: dict[str, Any]) -> str:
     if state and not state.startswith("10 "):  # 10 is "unmanaged"
         if kind != "ethernet":
             raise PlanError(
-                f"{facts['host']}: {facts['interface']} is of type {kind}; only wired cards get an "
-                "address here. Set it in NetworkManager, and leave `address` out."
+                f"{facts['host']}: {facts['interface']} has the type {kind}, but Tandem sets "
+                "addresses only of wired network cards. Set it in NetworkManager, and omit "
+                "`address`."
             )
         return "netplan" if connection.startswith("netplan-") else "NetworkManager"
     # NetworkManager and networkd also serve netplan, under names that netplan makes.
@@ -90,6 +91,6 @@ def _manager(facts: dict[str, Any]) -> str:
     if any(ifupdown.has_stanza(text, facts["interface"]) for text in facts["files"].values()):
         return "ifupdown"
     raise PlanError(
-        f"{facts['host']}: neither NetworkManager, netplan, systemd-networkd nor ifupdown manages "
-        f"{facts['interface']}. Set its address by hand, and leave `address` out."
+        f"{facts['host']}: neither NetworkManager, netplan, systemd-networkd nor ifupdown "
+        f"manages {facts['interface']}. Set its address yourself, and omit `address`."
     )

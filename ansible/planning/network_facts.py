@@ -66,8 +66,9 @@ def interface_of(ip_json: str, address: str, host: str) -> str:
         if any(entry.local == address for entry in link.addr_info):
             return link.ifname
     raise PlanError(
-        f"{host}: no network card holds {address}, by which it is reached (a router in between?). "
-        "Say which card is meant: interface=... in its line of inventory.ini."
+        f"{host}: none of its network cards has {address}, the address that reaches it (is a "
+        "router in between?). Write interface=... with the network card into its line in "
+        "inventory.ini."
     )
 
 
@@ -101,7 +102,7 @@ def _with_prefix(entry: LinkAddress, host: str) -> str:
     try:
         return ipaddress.IPv4Interface((entry.local, entry.prefixlen)).with_prefixlen
     except ValueError as error:
-        raise PlanError(f"{host}: ip -json address says what is no address: {error}") from None
+        raise PlanError(f"{host}: `ip -json address` printed an invalid address: {error}") from None
 
 
 def full_address(address: str, addresses: list[str], host: str) -> str:

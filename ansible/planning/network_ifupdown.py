@@ -19,9 +19,9 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
         return _add(facts, want, stanza)
     if facts["card"]["ports"]:  # ifdown would take a bridge apart, under its virtual machines
         raise PlanError(
-            f"{facts['host']}: {interface} is made of {', '.join(facts['card']['ports'])}, and "
-            f"ifupdown would take it apart. Write its address into {INTERFACES} there and leave "
-            "`address` out, or set network_mode=add."
+            f"{facts['host']}: {interface} consists of {', '.join(facts['card']['ports'])}, "
+            f"and ifupdown would take it apart. Write its address into {INTERFACES} on that "
+            "machine and omit `address`, or set network_mode=add."
         )
     stanza += [f"    gateway {want['gateway']}"] if want["gateway"] else []
     has_dns = bool(want["dns"])

@@ -140,8 +140,9 @@ def dhcp_routes(facts: dict[str, Any], router: str, address: str) -> list[dict[s
             continue
         if gateway and ipaddress.ip_address(gateway) not in networks[-1]:
             raise PlanError(
-                f"{facts['host']}: DHCP gave it a route to {to} by {gateway}, which is not in the "
-                f"network of {address}. Choose an address in that network, or network_mode=add."
+                f"{facts['host']}: DHCP gave it a route to {to} through {gateway}, which is "
+                f"not in the network of {address}. Choose an address in that network, or "
+                "network_mode=add."
             )
         result.append({"to": str(to), "gateway": gateway})
     return result

@@ -68,8 +68,8 @@ def _read(path: str, text: str, facts: dict[str, Any]) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise PlanError(
-            f"{facts['host']}: {path} is no file of netplan's: {reason}. Correct it there (sudo "
-            "netplan generate says where), or leave `address` out."
+            f"{facts['host']}: {path} is not a netplan file: {reason}. Correct it (sudo "
+            "netplan generate shows the error), or omit `address`."
         ) from None
     return document
 
@@ -89,13 +89,13 @@ def _check_definition(card: dict[str, Any]) -> None:
 
 def _mapping(value: Any) -> dict[str, Any]:
     if value is not None and not isinstance(value, dict):
-        raise ValueError(f"{str(value)[:40]!r} is no mapping")
+        raise ValueError(f"{str(value)[:40]!r} is not a mapping")
     return value or {}
 
 
 def _items(value: Any) -> list[Any]:
     if value is not None and not isinstance(value, list):
-        raise ValueError(f"{str(value)[:40]!r} is no list")
+        raise ValueError(f"{str(value)[:40]!r} is not a list")
     return value or []
 
 
@@ -117,8 +117,9 @@ def _find_definition(network: dict[str, Any], facts: dict[str, Any]) -> tuple[st
             return "ethernets", name
     made_of = f" (made of {', '.join(below)})" if below else ""
     raise PlanError(
-        f"{facts['host']}: none of the files in /etc/netplan names the card {interface}{made_of}. "
-        "Add it there, or set its address by hand and leave `address` out."
+        f"{facts['host']}: no file in /etc/netplan contains the network card "
+        f"{interface}{made_of}. Add it to a file, or set its address yourself and omit "
+        "`address`."
     )
 
 

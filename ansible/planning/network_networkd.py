@@ -24,9 +24,9 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
         ]
         if facts["card"]["ports"] and matched != [[facts["interface"]]]:
             raise PlanError(
-                f"{facts['host']}: {network_file(facts)} configures {facts['interface']} and maybe "
-                f"its ports ({', '.join(facts['card']['ports'])}) too. Write Name="
-                f"{facts['interface']} into its [Match] there, or leave `address` out."
+                f"{facts['host']}: {network_file(facts)} configures {facts['interface']}, and "
+                f"perhaps also its ports ({', '.join(facts['card']['ports'])}). Write "
+                f"Name={facts['interface']} into its section [Match], or omit `address`."
             )
         path = f"/etc/systemd/network/{network_file(facts).rpartition('/')[2]}.d/tandem.conf"
         text = f"[Network]\nAddress={want['address']}\n"
@@ -37,13 +37,14 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     drop_ins = [each for each in facts["files"] if f"/network/{folder}" in each]
     if [each for each in drop_ins if not each.endswith("/tandem.conf")]:
         raise PlanError(
-            f"{facts['host']}: {file} has drop-ins ({', '.join(sorted(drop_ins))}), which a file "
-            "of ours would switch off. Write the address there by hand, and leave `address` out."
+            f"{facts['host']}: {file} has drop-ins ({', '.join(sorted(drop_ins))}), which "
+            f"Tandem's file would switch off. Write the address into {file} yourself, and "
+            "omit `address`."
         )
     if file not in facts["files"]:
         raise PlanError(
-            f"{facts['host']}: {file}, which configures {facts['interface']}, was not read: it is "
-            "in neither /etc nor /run. Copy it to /etc/systemd/network, or leave `address` out."
+            f"{facts['host']}: {file}, which configures {facts['interface']}, is in neither "
+            "/etc nor /run. Copy it to /etc/systemd/network, or omit `address`."
         )
     network = [f"Address={want['address']}"]
     network += [f"Gateway={want['gateway']}"] if want["gateway"] else []

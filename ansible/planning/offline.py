@@ -74,7 +74,7 @@ def bundle_needed(hostvars, offline, machines, stack):
         setting, actual = hostvars[host].get("release"), machines[host]["release"]
         if setting != actual:
             raise PlanError(
-                f"{host} is {actual}, and inventory.ini says release={setting or ''} for it: write "
+                f"{host} is {actual}, but inventory.ini has release={setting or ''}: write "
                 f"release={actual}, then run `make bundle`"
             )
     pythons = {machines[host]["python"] for host in offline}

@@ -36,6 +36,8 @@ def broken(facts):
     if facts.broken is None or facts.pending:
         return None
     return (
-        f"apt calls its packages broken, and installs nothing else ({facts.broken})",
-        "there: sudo apt --fix-broken install, or correct what apt names; then run again",
+        "apt reports broken packages, and installs nothing until they are repaired "
+        f"({facts.broken})",
+        "type on that machine: sudo apt --fix-broken install, or repair what apt lists; then "
+        "run the command again",
     )

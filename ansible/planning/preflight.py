@@ -28,7 +28,7 @@ def findings(facts, question):
     [{"folder", "bytes"}] that must be free, "provisioned": whether the environment exists,
     "env_manager", "conda_installer", "offline", "stack" and "toolkit": the settings, "driver": the
     result of driver.driver_wanted, "table": of stacks.yml, "kept": the earlier decision of `stack:
-    auto` or {}, "ansible_core": its version, "clock": [the control machine's seconds before and
+    auto` or {}, "ansible_core": its version, "clock": [the control node's seconds before and
     after collecting], "clock_tolerance": seconds, "users": {"provisions", "trains": names, "there":
     whether the machine has the second}}.
     """
@@ -47,7 +47,7 @@ def not_collected(host, message):
         "host": host,
         "fault": "collect",
         "cause": f"its facts could not be collected: {' '.join(str(message).split())}",
-        "remedy": "see what the cause names, then run `make check` again",
+        "remedy": "remove the cause, then run `make check` again",
     }
 
 

@@ -49,9 +49,9 @@ def complete(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     # A router outside the new address's network could not be reached any more.
     if gateway and not want["gateway"] and ipaddress.ip_address(gateway) not in network:
         raise PlanError(
-            f"{facts['host']}: its way to the internet is {gateway}, which is not in the network "
-            f"of {want['address']}. Write gateway=... (or gateway=none, for none) into its line of "
-            "inventory.ini."
+            f"{facts['host']}: its gateway to the internet is {gateway}, which is not in the "
+            f"network of {want['address']}. Write gateway=... (or gateway=none) into its line "
+            "in inventory.ini."
         )
     dns = want["dns"] or present["dns"]
     refuse_lost_dns(facts, dns)

@@ -78,7 +78,9 @@ def setting(variables, name, host, default=""):
     """Read a text of the inventory about a machine. Raises PlanError for another type."""
     value = variables.get(name, default)
     if not isinstance(value, str):
-        raise PlanError(f"{host}: {name} in the inventory is {str(value)[:40]!r}, which is no text")
+        raise PlanError(
+            f"{host}: {name} in the inventory is {str(value)[:40]!r}, which is not text"
+        )
     return value
 
 
@@ -101,7 +103,7 @@ def read(value, kind, source):
     """Convert a value to a type; PlanError about `source` if it does not fit."""
     if kind is Printed:  # larger than other texts may be
         if not isinstance(value, str) or len(value) > PRINTED:
-            raise _impossible(source, "it is no text, or too long")
+            raise _impossible(source, "it is not text, or it is too long")
         return LONE.sub("\ufffd", value)
     try:
         return convert(value, kind, source)
@@ -119,6 +121,6 @@ def parsed(text, kind, source):
 
 def _impossible(source, fault):
     return PlanError(
-        f"{source}: {fault}. The machine reports what cannot be: see what is wrong with it, or "
-        "take it out of the inventory"
+        f"{source}: {fault}. The machine reports impossible values: find out what is wrong "
+        "with it, or remove it from the inventory"
     )

@@ -29,7 +29,8 @@ FAILURES = (
     ),
     (
         r"No route|unreachable|timed out|error\(11[0-5]\)|refused|[Tt]erminating",
-        "the server does not answer. Is it on, and does its own firewall let this machine in?",
+        "the server does not answer. Check that it is on, and that its own firewall lets "
+        "this machine in.",
     ),
 )
 
@@ -103,14 +104,14 @@ KINDS = {
         failures=(
             (
                 r"error\(13\)|Permission denied",
-                "the password or the account is refused. Is the password that of the server, and "
-                "may the account read the share?",
+                "the server rejected the account or its password. Check the password on the "
+                "server, and check that the account may read the share.",
             ),
             (r"error\(2\)|No such file", "the server has no share of that name (share_name)."),
             (
                 r"error\(112\)|Host is down",
-                "the server is off or asleep, or it speaks SMB 1 alone, as Windows 7 and old NAS "
-                "do. Switch SMB 3 on there.",
+                "the server is off or asleep, or supports only SMB 1, as Windows 7 and old "
+                "NAS do. Switch on SMB 3 on the server.",
             ),
         ),
     ),
@@ -145,22 +146,22 @@ def share_refusal(protocol: str, path: str, findmnt: str) -> str:
     """
     systems = reading.parsed(findmnt, FileSystems, "findmnt").filesystems
     if not systems:
-        raise PlanError(f"{path} is on no file system that findmnt knows")
+        raise PlanError(f"findmnt does not know the file system of {path}")
     (disk, *_) = systems
     # The data would cross the network twice.
     if disk.fstype in NETWORKED:
         return (
-            f"{path} is itself a share of another machine ({disk.fstype}). Make that machine "
-            "share_host, so that data travels once."
+            f"{path} is a share of another machine ({disk.fstype}). Make that machine "
+            "share_host, so that data crosses the network only once."
         )
     if "uhelper=udisks2" in disk.options.split(","):
         return (
-            f"{path} lies on a disk that the desktop of a user mounted ({disk.source}), and "
-            "goes when that user logs out. Unmount it there, and set share_disk to its name: "
-            "lsblk --output NAME,LABEL,UUID shows it."
+            f"{path} is on a disk that a user's desktop mounted ({disk.source}), and is "
+            "unmounted when that user logs out. Unmount it, and set share_disk to its name, "
+            "which lsblk --output NAME,LABEL,UUID shows."
         )
     no_export = _no_export(protocol, disk.fstype)
-    return f"{path} lies on {no_export}" if no_export else ""
+    return f"{path} is on {no_export}" if no_export else ""
 
 
 def _no_export(protocol: str, fstype: str) -> str:
@@ -168,9 +169,9 @@ def _no_export(protocol: str, fstype: str) -> str:
         return ""
     able = next(name for name, kind in KINDS.items() if fstype not in kind.cannot_export)
     return (
-        f"{'an NTFS disk' if fstype in NTFS else fstype}, which the kernel's {protocol.upper()} "
-        f"server cannot export. Set share_protocol: {able}, or move the data to an ext4 or xfs "
-        "disk."
+        f"{'an NTFS disk' if fstype in NTFS else fstype}, which the kernel's "
+        f"{protocol.upper()} server cannot share. Set share_protocol: {able}, or move the "
+        "data to an ext4 or xfs disk."
     )
 
 
@@ -187,9 +188,9 @@ def share_missing(path: str, lsblk: str) -> str:
     if not unused:
         return f"{path} does not exist. Correct share_path, or mount its disk."
     return (
-        f"{path} does not exist. Is it on a disk that nobody has mounted: {', '.join(unused)}? "
-        f"Then set share_disk: {unused[0].split()[0]} and share_path to the folder under "
-        "/srv/tandem/disk. Else correct share_path."
+        f"{path} does not exist. If it is on an unmounted disk ({', '.join(unused)}), set "
+        f"share_disk: {unused[0].split()[0]} and set share_path to the folder under "
+        "/srv/tandem/disk. Otherwise correct share_path."
     )
 
 
@@ -214,15 +215,16 @@ def share_disk(
     fstype = device.fstype
     if fstype in ("BitLocker", "crypto_LUKS"):
         raise PlanError(
-            f"{host}: {device.name} is encrypted ({fstype}), and nobody is there to open it at "
-            "boot. Take the encryption off this disk, or copy the data to another one."
+            f"{host}: {device.name} is encrypted ({fstype}), and nobody can type the "
+            "passphrase at boot. Remove the encryption of this disk, or copy the data to "
+            "another disk."
         )
     if not fstype:
-        raise PlanError(f"{host}: {device.name} holds no file system.")
+        raise PlanError(f"{host}: {device.name} has no file system.")
     if device.mountpoint not in (None, place):
         raise PlanError(
-            f"{host}: {device.name} is mounted at {device.mountpoint} already. Unmount it "
-            "there, or take share_disk away and set share_path to the folder in it."
+            f"{host}: {device.name} is already mounted at {device.mountpoint}. Unmount it, or "
+            "remove share_disk and set share_path to the folder on it."
         )
     no_export = _no_export(protocol, fstype)
     if no_export:
@@ -289,10 +291,10 @@ def share_cache(limit_gb: float, disk: str, present: str, has_module: bool) -> d
         return {"refusal": "its kernel has no module cachefiles", "limits": {}}
     match = re.fullmatch(r"(\S+)\s+(\d+)\s+(\d+)", disk.strip().splitlines()[-1] if disk else "")
     if not match:
-        raise PlanError("df did not say how large the disk of /var/cache is")
+        raise PlanError("df did not report the size of the disk of /var/cache")
     fstype, total, free = match[1], int(match[2]), int(match[3])
     if fstype not in CACHES:
-        return {"refusal": f"/var/cache lies on {fstype}, not on ext4 or xfs", "limits": {}}
+        return {"refusal": f"/var/cache is on {fstype}, not on ext4 or xfs", "limits": {}}
     # The present cache's bytes count as free.
     present_bytes = re.match(r"\d+", present)
     free += int(present_bytes[0]) if present_bytes else 0
@@ -300,8 +302,8 @@ def share_cache(limit_gb: float, disk: str, present: str, has_module: bool) -> d
     if total * (stop + max(CULLING.values())) >= 100 * free:
         least = max(CULLING.values()) * total / 100e9
         refusal = (
-            f"of the {total / 1e9:,.0f} GB of /var/cache {free / 1e9:,.0f} are free; a cache takes "
-            f"at least {least:,.0f}, and leaves {LEAST_FREE} % free"
+            f"{free / 1e9:,.0f} of {total / 1e9:,.0f} GB of /var/cache are free, but a cache "
+            f"needs at least {least:,.0f} GB and keeps {LEAST_FREE} % free"
         )
         return {"refusal": refusal, "limits": {}}
     return {"refusal": "", "limits": {name: stop + margin for name, margin in CULLING.items()}}
@@ -337,9 +339,9 @@ def share_loss(listing: str, server_listing: str, host: str, server: str) -> str
         server_amount = amount(server_sets.get(name), split)
         if client_amount != server_amount:
             return (
-                f"{name}/{split} of the data: {host} sees {client_amount}, and {server}, which "
-                f"shares it, {server_amount}. Links that lead out of the share are lost, and so "
-                "are names that it cannot carry: docs/shares.md"
+                f"{name}/{split} of the data: {host} sees {client_amount}, but {server}, "
+                f"which shares it, has {server_amount}. A share loses links that lead out of "
+                "it, and names that it does not support: docs/shares.md"
             )
     return ""
 

@@ -86,25 +86,25 @@ def hidden_gpu(machine):
         return None
     if machine.prime == "off" and not machine.driver:
         return (
-            "prime-select (intel) keeps its NVIDIA card off",
-            "there: sudo prime-select on-demand && sudo reboot",
+            "prime-select (intel) switches its NVIDIA card off",
+            "type on that machine: sudo prime-select on-demand && sudo reboot",
         )
     if nvidia_devices(machine):
         return None
     if machine.passed_through:
         return (
-            f"vfio-pci holds its NVIDIA card {machine.passed_through[0]} for virtual machines",
-            "take its numbers from vfio-pci's ids (/etc/modprobe.d, or the kernel's command line), "
-            "and reboot it",
+            f"vfio-pci reserves its NVIDIA card {machine.passed_through[0]} for virtual machines",
+            "remove its numbers from vfio-pci's ids (/etc/modprobe.d, or the kernel's "
+            "command line), and reboot it",
         )
     # A driver without a GPU: somebody has removed it, or it has failed.
     version = machine.driver or machine.module
     if not version:
         return None
     return (
-        f"NVIDIA's driver {version} is there, and no card of NVIDIA's is on its bus",
-        "is the card seated and powered, and on in the firmware's setup? Reboot it, then see "
-        "`lspci -d 10de:` there",
+        f"NVIDIA's driver {version} is installed, but the PC's bus has no NVIDIA card",
+        "check the card's seat, its power and the firmware's setup. Reboot the machine, then "
+        "type `lspci -d 10de:` on it",
     )
 
 
@@ -143,16 +143,16 @@ def python_for(stack, machine, manager):
         manager = "venv" if present in stack["python"] else "conda"
     if manager == "conda" and machine.arch != "x86_64":
         raise PlanError(
-            f"{machine.host}: its own Python is {present}, stack {stack['name']} needs one of "
-            f"{', '.join(stack['python'])}, and the installer of conda is for x86_64 alone; set "
-            "env_manager to uv"
+            f"{machine.host}: its own Python is {present}, but stack {stack['name']} needs "
+            f"one of {', '.join(stack['python'])}, and conda's installer is only for x86_64; "
+            "set env_manager to uv"
         )
     if manager != "venv":
         return manager, stack["python"][0]
     if present not in stack["python"]:
         raise PlanError(
-            f"{machine.host}: its own Python is {present}, and stack {stack['name']} needs one of "
-            f"{', '.join(stack['python'])}; set env_manager to conda or uv"
+            f"{machine.host}: its own Python is {present}, but stack {stack['name']} needs "
+            f"one of {', '.join(stack['python'])}; set env_manager to conda or uv"
         )
     return manager, present
 
@@ -169,8 +169,8 @@ def obstacles(name, machine, table):
         )
     if version(machine.glibc) < version(stack["glibc"]):
         sentences.append(
-            f"{host}: torch {stack['torch']} needs glibc {stack['glibc']}, and this machine has "
-            f"{machine.glibc}"
+            f"{host}: torch {stack['torch']} needs glibc {stack['glibc']}, but this machine "
+            f"has {machine.glibc}"
         )
     if stack["cuda"] is None:
         return sentences
@@ -240,8 +240,8 @@ def read_decision(text, path):
         value = None
     if not isinstance(value, dict) or not isinstance(value.get("stack"), str):
         raise PlanError(
-            f"{path} does not say which stack `stack: auto` decided: its line is, for example, "
-            "stack: cu126. Correct it, or delete the file to have it decided again"
+            f"{path} does not contain the stack that `stack: auto` chose, for example stack: "
+            "cu126. Correct it, or delete the file to choose again"
         )
     return {"stack": value["stack"], "path": str(path)}
 
@@ -266,7 +266,7 @@ def resolve(machines, wanted, table, members=(), decision=None):
         name, reason = _decide(machines, members, table)
     elif decision:
         name, reason = decision["stack"], "decided before, and kept"
-        state = f"was decided before ({decision['path']} keeps it), and is no longer possible"
+        state = f"was chosen earlier ({decision['path']} stores it), but is not possible any more"
         _refuse_impossible(name, machines, table, state)
     else:
         name, reason = wanted, "named by `stack`"
@@ -298,28 +298,34 @@ def _decide(machines, members, table):
         hidden = hidden_gpu(machine)
         if hidden:
             raise PlanError(
-                f"stack: auto decides once for all machines, and {machine.host} has a card that "
-                f"nothing can use: {hidden[0]}. Remedy: {hidden[1]}; or "
+                f"stack: auto chooses once for all machines, but {machine.host} has a card "
+                f"that no program can use: {hidden[0]}. Remedy: {hidden[1]}; or "
                 f"{_leave_card_out('NAME, of ansible/stacks.yml')}"
             )
     with_cards = [machine for machine in machines if known_gpus(machine, table)]
     display_note = "".join(
-        f"; {machine.host}'s {row['name']} card {device} takes no part: no stack has code for it"
+        f"; Tandem does not use {machine.host}'s {row['name']} card {device}, because no "
+        "stack supports it"
         for machine in machines
         for device, row in gpus_without_code(machine, table)
     )
     if not with_cards:
-        silent_note = f"; not asked: {', '.join(silent_hosts)}" if silent_hosts else ""
+        silent_note = (
+            (f"; unknown, because they did not answer: {', '.join(silent_hosts)}")
+            if silent_hosts
+            else ""
+        )
         kind = " that takes part" if any(map(nvidia_devices, machines)) else ""
         return (
             "cpu",
-            f"no machine that was asked has an NVIDIA GPU{kind}{display_note}{silent_note}",
+            f"no machine that answered has an NVIDIA GPU{kind}{display_note}{silent_note}",
         )
     if silent_hosts:
         raise PlanError(
-            f"stack: auto decides once for all machines, and what card {', '.join(silent_hosts)} "
-            "has is not known. Switch it on (and leave --limit out) for this once; or write stack: "
-            "NAME into group_vars/all.yml; or take its line out of the inventory"
+            "stack: auto chooses once for all machines, but the card of "
+            f"{', '.join(silent_hosts)} is unknown. Switch it on (and omit --limit) this "
+            "once; or write stack: NAME into group_vars/all.yml; or remove its line from the "
+            "inventory"
         )
     names = candidates(with_cards, table)
     fitting = [name for name in names if not _all_obstacles(name, with_cards, table)]
@@ -335,9 +341,9 @@ def _decide(machines, members, table):
         )
         raise PlanError(f"no stack fits all machines. {sentences}{way_out}")
     hosts_without_gpu = [machine.host for machine in machines if machine not in with_cards]
-    reason = "the first of `auto` in ansible/stacks.yml that every card can run"
+    reason = "the first stack of `auto` in ansible/stacks.yml that every card supports"
     if fitting[0] != min(fitting, key=[rule["stack"] for rule in table["auto"]].index):
-        reason += ", by the drivers that are installed"
+        reason += " and that the installed drivers support"
     note = f"; no NVIDIA GPU in {', '.join(hosts_without_gpu)}" if hosts_without_gpu else ""
     return fitting[0], reason + note + display_note
 
@@ -351,7 +357,7 @@ def _refuse_impossible(name, machines, table, state):
     names = candidates(with_cards, table) if with_cards else ["cpu"]
     fitting = [candidate for candidate in names if not _all_obstacles(candidate, machines, table)]
     nearest = (
-        f"the nearest that all can run: stack: {fitting[0]}"
+        f"the nearest stack that all can run is stack: {fitting[0]}"
         if fitting
         else "no stack fits all machines"
     )
@@ -403,10 +409,10 @@ def _driver_obstacles(driver, machine, sms, stack):
     if version(driver["version"]) < version(stack["driver"]):
         clauses.append(f"is older than the {stack['driver']} that stack {stack['name']} needs")
     if kernel < version(limits["min"]):
-        clauses.append(f"needs kernel {limits['min']}, and this is {machine.kernel}")
+        clauses.append(f"needs kernel {limits['min']}, but this kernel is {machine.kernel}")
     if limits["below"] is not None and kernel >= version(limits["below"]):
         clauses.append(
-            f"builds on kernels below {limits['below']} only, and this is {machine.kernel}"
+            f"builds only on kernels below {limits['below']}, but this kernel is {machine.kernel}"
         )
     clauses += [
         f"does not know sm_{sm}"

@@ -116,16 +116,18 @@ def foreign_toolkit(machine, stack, settings, table):
     if not places or _word("toolkit", settings["toolkit"]) == "false":
         return None
     if not _has_toolkit(machine, stack, settings, table):
-        return Foreign(places[0], used=False, reason="left alone: nothing is built with it")
+        return Foreign(places[0], used=False, reason="not used: nothing is built with it")
     # A user's toolkit is never replaced. The same version serves as well as Tandem's.
     for folder in places:
         version = machine.toolkits[folder]
         if version and version.split(".")[:2] == name.split("."):
-            return Foreign(folder, used=True, reason=f"CUDA {version} is there, and used as it is")
+            return Foreign(
+                folder, used=True, reason=f"CUDA {version} is installed, and is used unchanged"
+            )
     answer = machine.toolkits[places[0]]
     answer = f"says {answer}, not {name}" if answer else "gives no answer"
     return Foreign(
-        places[0], used=False, reason=f"left alone: it is not Tandem's, and its nvcc {answer}"
+        places[0], used=False, reason=f"not used: Tandem did not install it, and its nvcc {answer}"
     )
 
 
@@ -149,8 +151,8 @@ def _has_toolkit(machine, stack, settings, table):
         _refuse_architecture(machine, "toolkit")
     if settings["toolkit"] == "true" and not stack.get("toolkit"):
         raise PlanError(
-            f"toolkit is true, and stack {stack['name']} has no CUDA; set toolkit: auto, or name a "
-            "stack with CUDA"
+            f"toolkit is true, but stack {stack['name']} has no CUDA: set toolkit: auto, or "
+            "choose a stack with CUDA"
         )
     return settings["toolkit"] == "true"
 
@@ -158,8 +160,8 @@ def _has_toolkit(machine, stack, settings, table):
 def _refuse_architecture(machine, name):
     if machine.arch != "x86_64":
         raise PlanError(
-            f"{name} is true, and Tandem has none for {machine.host}'s processor ({machine.arch}): "
-            f"write {name}=false into its line of inventory.ini"
+            f"{name} is true, but Tandem has none for {machine.host}'s processor "
+            f"({machine.arch}): write {name}=false into its line in inventory.ini"
         )
 
 
@@ -167,8 +169,9 @@ def _has_apex(machine, stack, settings, table):
     if settings["apex"] == "true" and not stack.get("apex"):
         with_apex = [name for name, row in table["rows"].items() if row.get("apex")]
         raise PlanError(
-            f"apex is true, and stack {stack['name']} has none: its amp was removed in 25.07, and "
-            f"torch.amp took its place; set apex: auto, or stack: {' or '.join(with_apex)}"
+            f"apex is true, but stack {stack['name']} has no apex, because apex 25.07 removed "
+            "amp, which torch.amp replaces: set apex: auto, or stack: "
+            f"{' or '.join(with_apex)}"
         )
     if settings["apex"] == "auto":
         able = stack.get("apex") and stacks.known_gpus(machine, table)
@@ -232,7 +235,7 @@ def _no_extensions(machines, with_toolkit, stack, settings):
     clauses = [f"{host}: {obstacle}" for host, obstacle in obstacles.items() if obstacle]
     if clauses and settings["apex_extensions"] == "true":
         raise PlanError(
-            "apex_extensions is true, and they cannot be built on every machine that gets apex: "
+            "apex_extensions is true, but not every machine that gets apex can build them: "
             + "; ".join(clauses)
         )
     return clauses[0] if clauses else ""
@@ -244,7 +247,7 @@ def compiler_obstacle(machine, stack):
     if gcc is None:
         return "no gcc"
     if stacks.version(gcc)[0] > stack["gcc"]:
-        return f"gcc {gcc}; extensions for CUDA {stack['toolkit']} take {stack['gcc']} at most"
+        return f"gcc {gcc}; extensions for CUDA {stack['toolkit']} need gcc {stack['gcc']} or older"
     return ""
 
 

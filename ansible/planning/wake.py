@@ -10,21 +10,21 @@ MAC = re.compile(r"[0-9a-f][02468ace](:[0-9a-f]{2}){5}")
 
 
 def wake_record(facts, address, port):
-    """Return {"mac", "address", "port"}, which the control machine needs to wake a machine.
+    """Return {"mac", "address", "port"}, which the control node needs to wake a machine.
 
     facts: of machine_facts; their "interface" has `address`, as in the inventory. port: of the
     machine's ssh server. Raises PlanError if the interface has no valid hardware address.
     """
-    # Without the network: ansible/wake.py asks the control machine's interfaces for it, since a
+    # Without the network: ansible/wake.py asks the control node's interfaces for it, since a
     # machine could report any network.
     facts = reading.known(facts)
     macs = [link.mac for link in facts.links if link.name == facts.interface]
     mac = str(macs[0] if macs else None).lower()
     if not MAC.fullmatch(mac):
         raise PlanError(
-            f"{facts.host}: its card {facts.interface} says {mac[:40]!r} of its hardware "
-            "address, so make wake cannot call it: set wake_on_lan=false in its line of the "
-            "inventory"
+            f"{facts.host}: its network card {facts.interface} reports the hardware address "
+            f"{mac[:40]!r}, so make wake cannot wake it: set wake_on_lan=false in its line in "
+            "the inventory"
         )
     return {"mac": mac, "address": address, "port": int(port)}
 
@@ -38,8 +38,8 @@ def wake_fault(printed):
     mode = re.search(r"^\s*Wake-on: (\w+)$", printed, re.MULTILINE)
     if able is None or "g" not in able[1]:
         return (
-            "its card does not say that it wakes by a magic packet: see the firmware's setup "
-            "(Wake on LAN on, ErP or deep sleep off)"
+            "its network card does not report Wake on LAN: check the firmware's setup (Wake "
+            "on LAN on, ErP or deep sleep off)"
         )
     return "" if mode and "g" in mode[1] else "its card was not set to wake it"
 
@@ -48,7 +48,7 @@ def wake_verdict(printed, service, text, record):
     """Return why `make wake` will not wake a machine, as half a sentence; "" if it will.
 
     printed: as for wake_fault; service: systemctl's answers to is-enabled and is-active of
-    tandem-wake.service; text: the machine's record on the control machine, which should be
+    tandem-wake.service; text: the machine's record on the control node, which should be
     `record`.
     """
     fault = wake_fault(printed)
@@ -61,4 +61,4 @@ def wake_verdict(printed, service, text, record):
         is_right = json.loads(text) == record
     except (ValueError, RecursionError):
         is_right = False
-    return "" if is_right else "what .tandem/wake on the control machine says of it is wrong"
+    return "" if is_right else ".tandem/wake on the control node has wrong data about it"

@@ -122,7 +122,7 @@ class Host:
     Paths of a host that is this machine are absolute; elsewhere node_dir may be relative to the
     home folder of the run user. `user` is the run user: train_user, or if that is not set
     ansible_user (run_user in group_vars/all.yml has the same rule). On this machine it is the user
-    who starts the run. `route` is how ssh gets there. `copied`: the folders of the control machine
+    who starts the run. `route` is how ssh gets there. `copied`: the folders of the control node
     that provision copies there, by data set; `data_server`: the machine that shares data_root.
     """
 
@@ -163,8 +163,8 @@ class Host:
         if self.engine.is_local:
             return str(Path(data).absolute())
         raise UserError(
-            f"DATA={data}: on {self.name} this path would begin nowhere: give a name below "
-            f"{self.data_root} or a path from /."
+            f"DATA={data}: {self.name} has no current folder for this relative path: type a "
+            f"name in {self.data_root} or an absolute path."
         )
 
 
@@ -183,8 +183,9 @@ def make_room(hosts: int) -> None:
         return
     if hard != resource.RLIM_INFINITY and hard < count:
         raise UserError(
-            f"{hosts} machines need about {count} open files, and this machine allows {hard} "
-            "(`ulimit -Hn`): raise nofile in /etc/security/limits.conf, or give fewer NODES."
+            f"{hosts} machines need about {count} open files, but the control node allows "
+            f"{hard} (`ulimit -Hn`): raise nofile in /etc/security/limits.conf, or type a "
+            "smaller NODES."
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
@@ -280,7 +281,7 @@ def talk(
             output += piece
             if len(output) > LARGEST:
                 raise UserError(
-                    f"its answer is longer than {LARGEST >> 20} MiB: does a .bashrc print there?"
+                    f"its answer is longer than {LARGEST >> 20} MiB: does its .bashrc print text?"
                 )
         status = process.wait()
         return bytes(output), " ".join(process.stderr().split())[-300:], status

@@ -49,8 +49,8 @@ def hosts_of(options: Config) -> list[Host]:
     hosts = select(load(Path(options.inventory)), options)
     if options.min_nodes is not None and not 1 <= options.min_nodes <= len(hosts):
         raise UserError(
-            f"MIN_NODES={options.min_nodes}: give a number from 1 to the {len(hosts)} machines of "
-            f"the run."
+            f"MIN_NODES={options.min_nodes}: type a number from 1 to {len(hosts)}, the number "
+            "of machines of the run."
         )
     return hosts
 
@@ -62,8 +62,8 @@ def select(hosts: list[Host], options: Config) -> list[Host]:
     if options.nodes > len(hosts):
         raise UserError(
             f"NODES={options.nodes}, but {options.inventory} lists {len(hosts)} "
-            f"({', '.join(host.name for host in hosts)}): add machines to [cluster] there, "
-            f"or give NODES={len(hosts)} or less."
+            f"({', '.join(host.name for host in hosts)}): add machines to [cluster] in that "
+            f"file, or type NODES={len(hosts)} or less."
         )
     return hosts[: options.nodes]
 
@@ -81,7 +81,7 @@ def refuse(inventory: Path, limit: str | None = None) -> int:
     unknown = [word for word in words if PLAIN.fullmatch(word) and word not in valid]
     if unknown:
         raise UserError(
-            f"LIMIT={limit}: {inventory} has no machine {unknown[0]} in [{GROUP}], but "
+            f"LIMIT={limit}: [{GROUP}] in {inventory} does not list {unknown[0]}. It lists "
             f"{', '.join(names)}."
         )
     for name in names:
@@ -100,7 +100,7 @@ def read(inventory: Path) -> dict[str, Any]:
     Raises Unusable."""
     if not inventory.exists():
         raise Unusable(
-            f"the inventory {inventory} does not exist: give INVENTORY=<file>, or write "
+            f"the inventory {inventory} does not exist: type INVENTORY=<file>, or write "
             "inventory.ini."
         )
     tool = Path(sys.executable).parent / "ansible-inventory"
@@ -179,14 +179,14 @@ class Variables:
         # `ansible-inventory --list` prints templates as they are: only a play evaluates them.
         if isinstance(value, str) and "{{" in value:
             raise UserError(
-                f"{self.name}: {key} in {self.inventory} is a template ({value}); the launcher "
-                "reads plain values only: write the value itself."
+                f"{self.name}: {key} in {self.inventory} is a template ({value}), but the "
+                "launcher reads only plain values: write the value itself."
             )
         text = None if value is None else str(value)
         if text is not None and not text.isprintable():
             raise UserError(
-                f"{self.name}: {key} in {self.inventory} has a character that cannot be printed "
-                f"({ascii(text)[:80]}): write it without."
+                f"{self.name}: {key} in {self.inventory} has an unprintable character "
+                f"({ascii(text)[:80]}): remove it."
             )
         return text
 
@@ -224,8 +224,9 @@ class Variables:
         # It would replace ssh_args of ansible.cfg.
         if self.text("ansible_ssh_args"):
             raise UserError(
-                f"{self.name}: ansible_ssh_args in {self.inventory} would replace what keeps ssh "
-                "strict: give ansible_ssh_common_args, which adds to it."
+                f"{self.name}: ansible_ssh_args in {self.inventory} would replace the options "
+                "that check host keys strictly: use ansible_ssh_common_args, which adds "
+                "options."
             )
         port, key = self.number("ansible_port", 1, 65535), self.text("ansible_ssh_private_key_file")
         flags = {"-p": port, "-i": key, "-l": self.user()}
@@ -248,8 +249,8 @@ class Variables:
         for key, value in texts.items():
             if not re.fullmatch(r"[^=\W]\w*", key, re.ASCII) or "\0" in value:
                 raise UserError(
-                    f"{self.name}: run_env in {self.inventory} names {key!r}: a variable's name "
-                    "has letters, digits and _, and its value no NUL."
+                    f"{self.name}: run_env in {self.inventory} has {key!r}: a variable's name "
+                    "has only letters, digits and _, and its value has no NUL."
                 )
         return texts
 
@@ -330,6 +331,7 @@ def numeric(address: str, name: str) -> str:
         return str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
     except (OSError, UnicodeError) as error:  # UnicodeError: a label is empty, or too long
         raise UserError(
-            f"{name}: no such host as {address[:80]!r} ({getattr(error, 'strerror', 0) or error}): "
-            "correct ansible_host, or give its address in digits."
+            f"{name}: there is no host {address[:80]!r} "
+            f"({getattr(error, 'strerror', 0) or error}): correct ansible_host, or write its "
+            "numeric address."
         ) from None

@@ -85,5 +85,5 @@ ENGINE = Engine(
     is_local=True,
     guard_python=sys.executable,
     repair_hint="run `tools/venv.sh torch`",
-    data_hint="`make data/digits` writes the digits; for your own images give DATA=<folder>",
+    data_hint="`make data/digits` writes the digits; for your own images type DATA=<folder>",
 )

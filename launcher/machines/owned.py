@@ -17,16 +17,16 @@ AWAY = "/var/lib/tandem/away"  # where the command `tandem away` writes
 # The signs by which a machine's guard knows that somebody uses it (launcher/node/owner.py), and
 # their text. A run leaves a machine without owner=yields only if its owner asks for it.
 SIGNS = {
-    "asked": "its owner said `tandem away`",
-    "seat": "somebody works at it",
-    "processors": "somebody else's programs use its processors",
-    "card": "somebody else's programs use its card",
+    "asked": "its user typed `tandem away`",
+    "seat": "somebody uses it",
+    "processors": "other people's programs use its processors",
+    "card": "other people's programs use its GPU",
 }
 
 
 @dataclass(frozen=True)
 class Hours:
-    """When a machine may be used, by the control machine's clock: `text` as it was written, `spans`
+    """When a machine may be used, by the control node's clock: `text` as it was written, `spans`
     in minutes since Monday 0:00; one that begins on Sunday may end on the next Monday."""
 
     text: str
@@ -73,7 +73,7 @@ def hours(text: str) -> Hours:
             first_hour, first_minute, last_hour, last_minute = map(int, match.groups())
             begin, end = 60 * first_hour + first_minute, 60 * last_hour + last_minute
             if begin == end or end > DAY:
-                raise ValueError(f"{item} is no span of time")
+                raise ValueError(f"{item} is not a span of time")
             end += 0 if end > begin else DAY  # over midnight
             period = DAY
         elif item in DAYS:
@@ -101,32 +101,32 @@ def hours(text: str) -> Hours:
 # Each of these reads the text of a word, and raises ValueError.
 def _yields(text: str) -> bool:
     if text != YIELDS:
-        raise ValueError(f"the only word is {YIELDS}")
+        raise ValueError(f"the only value is {YIELDS}")
     return True
 
 
 def _idle(text: str) -> float:
     if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,3})?", text) or not 0 < float(text) <= 1440:
-        raise ValueError("that is no number of minutes up to 1440")
+        raise ValueError("that is not a number of minutes up to 1440")
     return 60 * float(text)
 
 
 def _folder(text: str) -> str:
     if not text.startswith("/"):
-        raise ValueError("that is no path from /")
+        raise ValueError("that is not an absolute path")
     return text
 
 
 # {word of the inventory: (field of Owner, what its text means, how it is written)}
 WORDS: dict[str, tuple[str, Callable[[str], object], str]] = {
-    "owner": ("yields", _yields, f"write owner={YIELDS}, or leave it out"),
+    "owner": ("yields", _yields, f"write owner={YIELDS}, or omit it"),
     "hours": (
         "hours",
         hours,
-        "write spans of each day like 19:00-07:30, and days like sat, with commas between",
+        "write spans of time, such as 19:00-07:30, and days, such as sat, with commas between them",
     ),
-    "idle_minutes": ("idle_seconds", _idle, "write minutes, like 10"),
-    "away_dir": ("away_dir", _folder, f"leave it out, or write a folder like {AWAY}"),
+    "idle_minutes": ("idle_seconds", _idle, "write minutes, such as 10"),
+    "away_dir": ("away_dir", _folder, f"omit it, or write a folder, such as {AWAY}"),
 }
 
 
@@ -151,5 +151,7 @@ def read(texts: dict[str, str], names: Iterable[str]) -> tuple[Owner, list[str]]
     # A misspelt word would leave the machine without an owner. A name may be anything in JSON.
     for name in sorted({str(name) for name in names} - set(WORDS)):
         if matches := difflib.get_close_matches(name.lower(), WORDS, n=1, cutoff=NEAR):
-            problems.append(f"{name}= is no word: write {matches[0]}=, or call it otherwise.")
+            problems.append(
+                f"{name}= is not a setting: write {matches[0]}=, or choose another name."
+            )
     return Owner(**fields), problems

@@ -14,7 +14,7 @@ from contract.text import clean
 SSH = ("ssh", "-F", str(Path(__file__).resolve().parents[2] / "ansible/ssh_config"))
 # With these options ssh would go elsewhere, or trust somebody else, than this launcher checks.
 UNSUPPORTED = {
-    "proxycommand": "which hosts it goes over cannot be checked: write it as ProxyJump",
+    "proxycommand": "Tandem cannot check the keys of the hosts that it uses: write it as ProxyJump",
     "revokedhostkeys": "mark these keys as @revoked in known_hosts",
     "knownhostscommand": "put these keys into known_hosts",
     "bindaddress": "leave it out",
@@ -60,7 +60,7 @@ def find(address: str, words: list[str]) -> Route:
     if done.returncode != 0:
         reason = clean(" ".join(done.stderr.splitlines()[-2:])) or "it gave no reason"
         raise UserError(
-            f"ssh refuses {address!r}: {reason}: correct ansible_host in the inventory, or "
+            f"ssh rejects {address!r}: {reason}: correct ansible_host in the inventory, or "
             "~/.ssh/config."
         )
     options = defaultdict[str, list[str]](list)  # ssh -G prints each option with its values
@@ -76,7 +76,7 @@ def find(address: str, words: list[str]) -> Route:
         if option(name):
             raise UserError(f"ssh's option {name} ({option(name)}) is not supported: {remedy}.")
     if option("stricthostkeychecking") not in ("yes", "true"):
-        raise UserError("ssh's option StrictHostKeyChecking has to be yes: leave it out.")
+        raise UserError("ssh's option StrictHostKeyChecking must be yes: remove it.")
     # known_hosts has a name without its port if that is 22, and [name]:port otherwise.
     name, port = option("hostname", address), int(option("port", "22"))
     known_name = option("hostkeyalias") or (name if port == 22 else f"[{name}]:{port}")

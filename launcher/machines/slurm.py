@@ -62,20 +62,24 @@ def address_of(name: str) -> str:
     try:
         rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise UserError(f"{name}: no such host ({error.strerror}), and the job is on it.") from None
+        raise UserError(
+            f"{name}: there is no such host ({error.strerror}), but it belongs to the job."
+        ) from None
     addresses = [str(row[4][0]) for row in rows]
     for address in addresses:
         if not address.startswith(("127.", "::ffff:127.")) and address != "::1":
             return address
     listed = ", ".join(addresses)
-    raise UserError(f"{name} means {listed} here, by which no other node is reached.")
+    raise UserError(
+        f"{name} is {listed} on this machine, an address at which no other node can reach it."
+    )
 
 
 ENGINE = Engine(
     node=SlurmNode,
     is_local=False,
     guard_python="/usr/bin/python3",
-    repair_hint="see that all nodes of the cluster have the same environment",
-    data_hint="give DATA=/<folder> that every node has",
+    repair_hint="give all nodes of the cluster the same environment",
+    data_hint="type DATA=/<folder>, a folder that every node has",
     machines=machines,
 )

@@ -194,9 +194,9 @@ class SshNode:
             host, text = self.host, connection_error(self.host, error)
             if gateway_error := self._connection.gateway_error():
                 text = (
-                    f"{host.name} ({host.address}) is reached over {host.route.hops} (ProxyJump), "
-                    f"and that fails: {gateway_error}: log in to each of these once by `ssh`, by "
-                    "hand, and compare its key."
+                    f"{host.name} ({host.address}) is reached through {host.route.hops} "
+                    f"(ProxyJump), which fails: {gateway_error}: log in to each jump host "
+                    "once with `ssh`, and compare its key."
                 )
             raise MachineError([host.name], text) from error
         sock = self._connection.transport.sock
@@ -248,15 +248,15 @@ def connection_error(host: Host, error: Exception) -> str:
     text = _short(error)
     if isinstance(error, paramiko.BadHostKeyException):
         return (
-            f"{target}: its host key differs from the one in your known_hosts: if the machine "
-            f"was reinstalled, run `ssh-keygen -R {host.address}` and `make bootstrap`; if not, "
-            "somebody else answers at this address."
+            f"{target}: its host key differs from the key in your known_hosts. If the machine "
+            f"was reinstalled, run `ssh-keygen -R {host.address}` and `make bootstrap`. "
+            "Otherwise another machine answers at this address."
         )
     if isinstance(error, Revoked):
         return (
-            f"{target}: its host key is marked @revoked in your known_hosts: give the machine a "
-            "new one (`sudo ssh-keygen -A` there, after its /etc/ssh/ssh_host_* were taken away), "
-            "then run `make bootstrap`."
+            f"{target}: its host key is marked @revoked in your known_hosts: on that machine, "
+            "remove /etc/ssh/ssh_host_* and type `sudo ssh-keygen -A`, then run `make "
+            "bootstrap`."
         )
     if isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error):
         return (
@@ -267,9 +267,9 @@ def connection_error(host: Host, error: Exception) -> str:
     is_refused = "No authentication methods" in str(error)
     if isinstance(error, paramiko.AuthenticationException) or is_refused:
         return (
-            f"{target}: ssh refused to log in ({text}): check train_user and ansible_user "
-            "in the inventory, and that your key is in that user's authorized_keys "
-            "(`make bootstrap`)."
+            f"{target}: ssh could not log in ({text}): check train_user and ansible_user in "
+            "the inventory, and check that this user's authorized_keys has your key (`make "
+            "bootstrap` adds it)."
         )
     # All other errors are those of the network, or of an ssh server that does not answer.
     timeouts = (socket.timeout, TimeoutError)
@@ -278,8 +278,8 @@ def connection_error(host: Host, error: Exception) -> str:
     reason = text
     if "protocol banner" in text and isinstance(error.__context__, timeouts):
         reason = (
-            f"it takes connections, but its ssh said nothing in {BANNER_SECONDS:.0f} s: "
-            "is it frozen?"
+            "it accepts connections, but its ssh server sent nothing for "
+            f"{BANNER_SECONDS:.0f} s: is the machine frozen?"
         )
     elif "protocol banner" in text or isinstance(error, (EOFError, ConnectionResetError)):
         reason = (
@@ -288,14 +288,21 @@ def connection_error(host: Host, error: Exception) -> str:
             "address.)"
         )
     elif isinstance(error, socket.gaierror):
-        reason = f"no such host ({text}): correct ansible_host, or give its address in digits"
+        reason = (
+            f"there is no such host ({text}): correct ansible_host, or write its numeric address"
+        )
     elif isinstance(error, timeouts) or "timed out" in text:
         reason = f"no answer within {CONNECT_SECONDS:.0f} s: is it switched on and plugged in?"
     elif "No route" in text or "unreachable" in text:
-        reason = f"no way leads to it ({text}): is it switched on, and in the same network?"
+        reason = (
+            f"the network has no route to it ({text}): is it switched on, and in the same network?"
+        )
     elif "refused" in text:
         reason = f"it refuses connections ({text}): is sshd running there, on this port?"
-    return f"{target}: cannot be reached: {reason} (NODES=<fewer> leaves out the last of the list)."
+    return (
+        f"{target}: cannot be reached: {reason} (a smaller NODES omits the last machines of "
+        "the list)."
+    )
 
 
 def _short(error: Exception) -> str:
@@ -307,7 +314,7 @@ ENGINE = Engine(
     is_local=False,
     guard_python="/usr/bin/python3",
     repair_hint="run `make provision`",
-    data_hint="`make provision` puts the digits there; for your own images give DATA=/<folder>",
+    data_hint="`make provision` copies the digits; for your own images type DATA=/<folder>",
 )
 
 

@@ -75,7 +75,7 @@ class Guard:
             self.selector.select(self.seconds_to_wait())
             # Before anything is read: orders that waited while this machine slept renew nothing.
             if self.link.seconds_left() < 0:
-                silence = "nothing was heard from the control machine for {:.0f} s"
+                silence = "nothing was heard from the control node for {:.0f} s"
                 self.leave_loop("lease", silence.format(self.link.lease))
             self.read_orders()
             if self.stage is not Stage.DONE:
@@ -122,7 +122,7 @@ class Guard:
             elif kind == "kill":
                 self.leave_loop("killed")
         if self.link.is_lost:
-            self.leave_loop("eof", "the connection to the control machine ended")
+            self.leave_loop("eof", "the connection to the control node ended")
 
     def handle_children(self):
         """Handle signals and ended processes, and pass on what the workers wrote."""

@@ -11,14 +11,14 @@ import time
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 IN_JOB = "TANDEM_IN_JOB"  # in the environment of a guard that Slurm started
-# Printed at most once a second while a data set is read: after each the control machine waits 30 s
+# Printed at most once a second while a data set is read: after each the control node waits 30 s
 # more. The first reading of a million files takes minutes on a disk.
 PULSE = " " * 63 + "\n"
 BOOTTIME = getattr(time, "CLOCK_BOOTTIME", 7)  # has a name since Python 3.7; counts sleep, too
 
 
 class Pulse:
-    """Shows the control machine that long work continues."""
+    """Shows the control node that long work continues."""
 
     def __init__(self):
         self.last_beat = time.monotonic()

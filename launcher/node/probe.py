@@ -22,7 +22,7 @@ from launcher.node.machine import Pulse, disk_free
 from launcher.node.machine_lock import claims
 from launcher.node.processes import command_of
 
-SECONDS = 20  # for one command: the control machine waits 30 for the whole answer
+SECONDS = 20  # for one command: the control node waits 30 for the whole answer
 
 
 def main(question, mark):

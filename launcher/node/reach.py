@@ -26,7 +26,7 @@ def main(address, listen_port, peers, mark):
     results = [{"address": a, "port": port, "why": reach(family, (a, port))} for a, port in peers]
     print(mark + json.dumps([result for result in results if result["why"]]))
     sys.stdout.flush()
-    # Peers may still be on their way: the control machine ends this by closing stdin.
+    # Peers may still be on their way: the control node ends this by closing stdin.
     deadline = time.monotonic() + WAIT_SECONDS
     while not select.select([sys.stdin], [], [], 0.1)[0] and time.monotonic() < deadline:
         is_listening = is_listening or listen(server, address, listen_port)

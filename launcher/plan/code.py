@@ -142,14 +142,13 @@ def current(user_folder: Path | None = None, script_folder: str = ".") -> Code:
                 return Code(tuple(names), sha256, revision, diff, tree, files=listed[-1])
     except OSError as error:
         raise UserError(
-            f"the code cannot be copied to {tempfile.gettempdir()} "
-            f"({error.filename}: {error.strerror}): make room there, or name another folder by "
-            "TMPDIR."
+            f"the code cannot be copied to {tempfile.gettempdir()} ({error.filename}: "
+            f"{error.strerror}): free space in that folder, or set TMPDIR to another folder."
         ) from None
     folders = ", ".join([*FOLDERS, *(str(source.root) for source in sources[1:])])
     raise UserError(
-        f"the files of {folders} change while they are copied: let what writes them end, then "
-        "start again."
+        f"the files of {folders} change while Tandem copies them: end the program that writes "
+        "them, then start again."
     )
 
 
@@ -173,8 +172,8 @@ def send(code: Code, nodes: dict[str, Node], folders: dict[str, str]) -> None:
             return None
         reason = reason or f"no answer within {seconds:.0f} s"
         return (
-            f"{node.host.label()}: {folder} could not be written: {reason}: make room there or "
-            "give the folder to your user."
+            f"{node.host.label()}: {folder} could not be written: {reason}: free space on "
+            "that disk, or make your user the owner of the folder."
         )
 
     with ThreadPoolExecutor(max_workers=8) as pool:

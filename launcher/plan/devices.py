@@ -183,14 +183,11 @@ def _index(entry: str, facts: NodeFacts) -> int | None:
 def _why_cpu(host: Host, facts: NodeFacts) -> str:
     """Explain why a node computes on its CPU, and what to do about it."""
     if host.gpus == 0:
-        return "the inventory says gpus=0 for it."
+        return "the inventory sets gpus=0 for it."
     if facts.gpus.cards and not facts.versions.cuda:
         return f"its torch is built without CUDA: {host.engine.repair_hint}."
     if facts.gpus.cards:
-        return (
-            "its GPUs belong to other nodes, or are fewer than the nodes of its machine: name "
-            "fewer nodes."
-        )
+        return "other nodes of the same machine use its GPUs: list at most one node for each GPU."
     if facts.gpus.on_bus:
         return "it has an NVIDIA card, but no driver with nvidia-smi: run `make provision`."
     return "it has no GPU."

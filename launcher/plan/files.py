@@ -19,7 +19,7 @@ from contract.text import pluralize, size
 from launcher.machines.inventory import CHECKOUT
 
 MOST_FILES, MOST_BYTES, MOST_LEVELS = 50_000, 1 << 30, 100
-TOO_DEEP = f"in more than {MOST_LEVELS} folders within one another"
+TOO_DEEP = f"nested in more than {MOST_LEVELS} folders"
 # By these names a file is never sent, tracked or not. (id_rsa is one, id_mapping.py is none.)
 SECRETS = re.compile(
     r"\.env.*|.*\.(pem|key|p12|pfx|ppk|jks|kdbx|ovpn)|id_\w+|[._]netrc|\.\w+_history|\.pgpass"
@@ -106,7 +106,7 @@ def list_files(root: Path, folders: tuple[str, ...] = (".",), script_folder: str
                 end += 1
             leads = [*ordered[begin:end], *([target] if target in sent else [])]
         if not leads:
-            unsent[name] = "links to what is not sent, or to where they are"
+            unsent[name] = "links to files that are not sent, or to their own folder"
         for source in leads:
             copy = name + source[len(target) :]
             sent[copy] = sent[source]
@@ -161,7 +161,7 @@ def _candidates(
         for name in [name for name in unsent if _is_in(name.rstrip("/"), script_folder)]:
             del unsent[name]
         for name in [name for name in unsent if _is_in(script_folder, name.rstrip("/"))]:
-            unsent[name] = "ignored by git, except the folder of the script"
+            unsent[name] = "ignored by git, except the script's folder"
         yield from _walk(root, script_folder, unsent)
     for name, is_tracked in names.items():
         path = root / name
@@ -194,12 +194,12 @@ def _listed(folder: Path, below: str, folders: tuple[str, ...], *words: str) -> 
         remedy = (
             "Do so, or give another FOLDER="
             if "safe.directory" in str(error)
-            else f"Repair it, or remove {git.root_of(folder.resolve())}/.git where it is no "
-            "repository any more"
+            else f"Repair the repository, or remove {git.root_of(folder.resolve())}/.git if it is "
+            "not a repository any more"
         )
         raise UserError(
-            f"{folder} is not sent, since git does not say what it ignores there, such as keys and "
-            f"data. git says: {error}\n{remedy}."
+            f"Tandem does not send {folder}, because git failed to list the files that it "
+            f"ignores, such as keys and data. git prints: {error}\n{remedy}."
         ) from None
     return [below + name for name in output.split("\0") if name]
 
@@ -212,8 +212,8 @@ def _walk(root: Path, start: str, unsent: dict[str, str]) -> Iterator[tuple[str,
         has_home = Path.home().resolve().is_relative_to((root / start).resolve())
     if has_home:
         raise UserError(
-            f"{root} is your home, or your home is in it, and all of it would go to the machines: "
-            "put what you mean into a folder of its own."
+            f"{root} is or contains your home, and Tandem would send everything in it: move "
+            "the code into a folder of its own."
         )
     if (root / start).is_file():
         yield start, False
@@ -253,9 +253,9 @@ def _stays(name: str, tracked: bool, environments: set[str]) -> tuple[str, str] 
         if folder_name.startswith(".") and not tracked:
             return f"{folder}/", "hidden folders that git does not track"
     if SECRETS.fullmatch(path.name):
-        return name, "secrets by their names"
+        return name, "names of secret files"
     if any("\ud800" <= letter <= "\udfff" for letter in name):
-        return name, "no UTF-8 in their names"
+        return name, "names that are not UTF-8"
     return None
 
 

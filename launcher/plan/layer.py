@@ -163,8 +163,7 @@ def build_layer(
     except OSError as error:
         failed_path = error.filename or CACHE
         raise UserError(
-            f"the packages of the script could not be kept: {failed_path}: "
-            f"{error.strerror or error}"
+            f"the script's packages could not be stored: {failed_path}: {error.strerror or error}"
         ) from None
 
 
@@ -258,8 +257,8 @@ def split_packages(
     unnamed = [p.name for p in missing if is_complete and p.name not in hashes]
     if unnamed:
         raise UserError(
-            f"{relative(requirements.path)} has hashes, but none for {', '.join(unnamed)}: add "
-            "them, or leave all hashes out."
+            f"{relative(requirements.path)} has hashes, but not for {', '.join(unnamed)}: add "
+            "these hashes, or remove all hashes."
         )
     replaced = [f"{p.name} {p.version}".rstrip() for p in missing if STACKS.fullmatch(p.name)]
     if replaced:
@@ -332,7 +331,7 @@ def run_uv(
                     process.kill()
                     raise UserError(
                         f"{relative(requirements.path)}: its packages need more than "
-                        f"{MAX_BYTES >> 20} MiB, and a layer has no more: ask for fewer."
+                        f"{MAX_BYTES >> 20} MiB, which is the limit: require fewer packages."
                     ) from None
     if process.returncode:
         # uv explains over many lines, with the labels of our stubs: one sentence remains.
@@ -342,9 +341,10 @@ def run_uv(
         reason = reason or stderr.strip()
         reason = re.sub(r",? we can conclude that your requirements are unsatisfiable", "", reason)
         remedy = (
-            f"{source[1]} comes as its source. {OWN_WHEEL}"
+            f"{source[1]} exists only as a source package. {OWN_WHEEL}"
             if source
-            else "correct the file, or see that this machine has internet (`make bundle SCRIPT=...`"
-            " gathers it beforehand); torch and CUDA are the stack's, and never touched."
+            else "correct the file, or connect the control node to the internet (`make bundle "
+            "SCRIPT=...` downloads the packages beforehand). Tandem never changes torch and "
+            "CUDA of the stack."
         )
         raise UserError(f"{relative(requirements.path)}: {reason.rstrip('.')}: {remedy}")

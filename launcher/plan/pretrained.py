@@ -74,7 +74,7 @@ def find_weights(settings: Options) -> Pretrained:
         file = files.get(typed[len(TORCHVISION) :])
         if file is None:
             raise UserError(
-                f"WEIGHTS={typed}: of {model} torchvision has "
+                f"WEIGHTS={typed}: for {model} torchvision has "
                 f"{', '.join(TORCHVISION + name for name in files)}."
             )
         stem, _, digits = file.removesuffix(".pth").rpartition("-")
@@ -84,8 +84,8 @@ def find_weights(settings: Options) -> Pretrained:
     name = f"{model[len(TIMM) :].partition('.')[0]}.{tag}"
     if not model.startswith(TIMM) or not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
         raise UserError(
-            f"WEIGHTS={typed}: name a model of timm's and the tag of its weights, like "
-            f"MODEL=timm:resnet50 WEIGHTS=timm:a1_in1k."
+            f"WEIGHTS={typed}: type a model of timm and the tag of its weights, such as "
+            "MODEL=timm:resnet50 WEIGHTS=timm:a1_in1k."
         )
     hub = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
     address = f"{hub}/timm/{name}/resolve/main/model.safetensors"
@@ -101,20 +101,20 @@ def fetch(weights: Pretrained, say: Callable[[str], None], into: Path | None = N
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
             fresh = Path(scratch, "file")
             if not weights.address.startswith(("https://", "http://")):
-                raise ValueError("no address of the web")
+                raise ValueError("that is not a web address")
 
             stated = weights.sha256 or _promised(weights.address)
             sha256 = _download(weights.address, fresh)
             if not sha256.startswith(stated):
                 raise UserError(
-                    f"WEIGHTS={weights.typed}: {weights.address} sent another file than was "
-                    f"promised: its SHA-256 begins with {sha256[:SHORT]}, not {stated[:SHORT]}. "
-                    "Try again, or give the weights as a file."
+                    f"WEIGHTS={weights.typed}: {weights.address} sent an unexpected file: its "
+                    f"SHA-256 starts with {sha256[:SHORT]}, not {stated[:SHORT]}. Try again, "
+                    "or type a file with weights."
                 )
             # The name appears only once the file is whole and checked.
             target = folder / f"{weights.stem}-{weights.sha256 or sha256}{weights.suffix}"
             fresh.replace(target)
-            advice = "; its server states none: compare it with one that you trust"
+            advice = "; the server published no checksum: compare it with a checksum that you trust"
             say(f"WEIGHTS={weights.typed}: SHA-256 {sha256}{'' if stated else advice}")
             return target
     except urllib.error.HTTPError as error:
@@ -124,7 +124,7 @@ def fetch(weights: Pretrained, say: Callable[[str], None], into: Path | None = N
     except OSError as error:
         path = error.filename or relative(folder)
         raise UserError(
-            f"WEIGHTS={weights.typed} could not be kept: {path}: {error.strerror or error}."
+            f"WEIGHTS={weights.typed} could not be stored: {path}: {error.strerror or error}."
         ) from None
     gather = line("bundle", MODEL=weights.model, WEIGHTS=weights.typed)
     raise UserError(
@@ -177,5 +177,5 @@ def _download(address: str, path: Path) -> str:
             digest.update(piece)
         stated = answer.headers.get("Content-Length")
     if stated is not None and size != int(stated):
-        raise ValueError(f"{size} of {stated} bytes came")
+        raise ValueError(f"only {size} of {stated} bytes arrived")
     return digest.hexdigest()

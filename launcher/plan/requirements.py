@@ -56,11 +56,12 @@ OWN_WHEEL = (
     "FOLDER`."
 )
 REMEDY = (
-    "Supported are `name[extra]>=1.0; marker --hash=sha256:...`, `name @ https://....whl` and "
-    f"{', '.join(f'--{name}' for name in OPTIONS)} :all:. Instead of a file or a folder, give "
-    "names and versions (`pip list --format=freeze > requirements.txt` writes those of a conda "
-    "environment). Variables are not expanded, because an address could carry their values to "
-    "anybody: the password of an index belongs in pip's own settings or ~/.netrc. "
+    "Tandem supports `name[extra]>=1.0; marker --hash=sha256:...`, `name @ https://....whl` "
+    f"and {', '.join(f'--{name}' for name in OPTIONS)} :all:. Instead of a file or a folder, "
+    "write names and versions (`pip list --format=freeze > requirements.txt` lists those of "
+    "a conda environment). Tandem does not expand variables, because an address could send "
+    "their values to anybody: put the password of an index into pip's own settings or "
+    "~/.netrc. "
 )
 
 
@@ -126,8 +127,9 @@ def read_requirements(path: Path) -> RequirementsFile:
         files.add((real_path, kind))
         if real_path.suffix not in (".txt", ".in") and not real_path.is_relative_to(folder):
             raise UserError(
-                f"{path} is not in {folder}, and its name does not end in .txt or .in. If it is a "
-                "list of packages and no secret, rename it: an index would be asked for its lines."
+                f"{path} is outside {folder}, and its name does not end in .txt or .in. If it "
+                "is a list of packages, rename it: Tandem would send its lines to a package "
+                "index, so it must not be a secret."
             )
         # It is decoded as pip does: by a byte order mark, else by a coding line, else as UTF-8.
         try:
@@ -147,8 +149,8 @@ def read_requirements(path: Path) -> RequirementsFile:
         lines.extend(new_lines)
         if len(files) > MAX_FILES or len(lines) > MAX_LINES:
             raise UserError(
-                f"{relative(path)}: by -r and -c, more than {MAX_FILES} files or {MAX_LINES:,} "
-                "lines are read: write fewer."
+                f"{relative(path)}: with -r and -c it has more than {MAX_FILES} files or "
+                f"{MAX_LINES:,} lines, which is the limit: shorten it."
             )
         for line in new_lines:
             try:
@@ -169,7 +171,7 @@ def read_requirements(path: Path) -> RequirementsFile:
     read_file(path, "requirement")
     if rejected:
         raise UserError(
-            f"{relative(path)} has {pluralize(len(rejected), 'line')} that cannot be used: "
+            f"{relative(path)} has {pluralize(len(rejected), 'line')} that Tandem cannot use: "
             f"{'; '.join(rejected)}. {REMEDY}{OWN_WHEEL}"
         )
     required, constraints = packages.values()

@@ -105,7 +105,7 @@ class Attempts:
         for attempt in self.list:
             if attempt["status"] == "running":
                 attempt["status"] = "failed"
-                attempt["reason"] += "; its controller died"
+                attempt["reason"] += "; its launcher process died"
                 attempt["wall_seconds"] = attempt["wall_seconds"] or 0.0
         return max((attempt["attempt"] for attempt in self.list), default=0)
 
@@ -167,7 +167,9 @@ class Attempts:
             write_json(self.path, {"status": status, "attempts": self.list})
             self.problem = None
         except OSError as error:
-            self.problem = f"{self.path} could not be written ({error.strerror}): make room"
+            self.problem = (
+                f"{self.path} could not be written ({error.strerror}): free space on that disk"
+            )
 
 
 def lines_of(path: Path, kind: type[Struct]) -> Iterator[Any]:
@@ -209,16 +211,19 @@ def leftovers(outcome: Outcome) -> list[str]:
         extra_count = len(processes) - LISTED
         extra = f" and {extra_count} more" if extra_count > 0 else ""
         count = pluralize(len(frame.ended), "leftover process")
-        clean = f"clean: {count} ended" if frame.ended else "clean: nothing was left"
+        by_tandem = f" (Tandem ended {count})" if frame.ended else ""
+        clean = f"all processes of the run have ended{by_tandem}"
         alive = f"still alive: {', '.join(processes[:LISTED])}{extra}"
         lines.append(f"{host}: {alive if processes else clean}")
     # These guards cannot report, but end their processes when their lease or connection ends.
     for host in outcome.gone:
         lines.append(f"{host}: does not answer; its guard ends its processes within 20 s")
     for host in outcome.unresponsive:
-        lines.append(f"{host}: its guard was lost; the machine ends its processes within 10 s")
+        lines.append(f"{host}: its guard has ended; the machine ends its processes within 10 s")
     if len(outcome.gone) > 1 and not outcome.exits and not outcome.unresponsive:
-        lines.append("no machine answers: check first that this one is connected to the network")
+        lines.append(
+            "no machine answers: check first that the control node is connected to the network"
+        )
     return lines
 
 
@@ -233,18 +238,15 @@ def exit_code(outcome: Outcome, is_complete: bool = True) -> int:
 
 def cannot_go_on() -> str:
     """Word why a script's run cannot be resumed."""
-    return (
-        "this run cannot be continued without RESUME_ARGS= (docs/own-script.md); start it again as "
-        "a new run"
-    )
+    return "this run cannot be resumed without RESUME_ARGS= (docs/own-script.md): start a new run"
 
 
 def how_to_resume(run: str, saved: bool, cause: Failure | None) -> str:
     """Word what to type after a run that did not finish. `saved`: it has a checkpoint."""
     if not saved:
         return (
-            "this run cannot be continued, since it ended before its first checkpoint: start it "
-            "again as a new run"
+            "this run cannot be resumed, because it ended before its first checkpoint: start "
+            "a new run"
         )
     refusal = failures.no_resume(cause, run) if cause else None
     # In a job of Slurm a new job has to be queued.
@@ -255,7 +257,8 @@ def how_to_resume(run: str, saved: bool, cause: Failure | None) -> str:
 def not_copied(folder: Path, error: Exception) -> str:
     """Name the folder on the machines with the files that this machine's disk did not take."""
     return (
-        f"this machine's disk took no more of the run's records and checkpoints ({error}): what is "
-        f"not in {relative(folder)} stays on the machines, in runs/{folder.name} of their "
-        "node_dir; make room, or give the folder to your user"
+        f"the control node could not write the run's records and checkpoints ({error}): files "
+        f"that are missing in {relative(folder)} are still on the machines, in "
+        f"runs/{folder.name} of their node_dir; free disk space, or make your user the owner "
+        "of the folder"
     )

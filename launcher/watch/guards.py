@@ -82,8 +82,8 @@ def check_code(
         if remote.tree_sha256(nodes[host.name], folders[host.name]) == sha256:
             return None
         return (
-            f"{host.label()}: {folders[host.name]} does not hold what was sent: see that "
-            "nothing else writes there and that its disk is not full, then start again."
+            f"{host.label()}: {folders[host.name]} differs from what was sent: check that no "
+            "other program writes to it and that its disk is not full, then start again."
         )
 
     results = zip(hosts, engine.map_parallel(check_host, hosts))
@@ -104,10 +104,13 @@ def lay_out(
         try:
             answer = remote.ask(machines.nodes[node.host], "launcher.node.work", call, LaidOut)
         except (OSError, UserError, Invalid) as error:
-            return f"{node.host}: the code was not laid out: {error}"
+            return f"{node.host}: the code could not be unpacked: {error}"
         if answer.kept.count:
             names = show_names([*map(unquote, answer.kept.first)], answer.kept.count)
-            say(f"{node.host}: this run's own versions stay in {work}, not the sent ones: {names}")
+            say(
+                f"{node.host}: {work} keeps this run's versions of files that were also sent: "
+                f"{names}"
+            )
         problem = answer.problem
         return problem and f"{node.host}: the folder of the script cannot be made: {problem}"
 
@@ -161,7 +164,7 @@ def task(plan: Plan, node: NodePlan) -> dict[str, Any]:
 
 
 class Guarded:
-    """Holds what the control machine knows of one node's guard, and sends it orders."""
+    """Holds what the control node knows of one node's guard, and sends it orders."""
 
     def __init__(self, node: NodePlan, process: Process, now: float):
         self.node = node

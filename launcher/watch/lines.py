@@ -205,7 +205,7 @@ class RunLogs:
             "late": f"hangs: {logs} wait in memory; the run continues",
             "": "takes lines again; the logs name the number of lost lines",
         }
-        self.terminal.say(f"this machine's disk {states[state]}")
+        self.terminal.say(f"the control node's disk {states[state]}")
 
     def close(self) -> None:
         """Close all logs. Returns when the disk has taken everything."""
@@ -214,6 +214,8 @@ class RunLogs:
             try:
                 log.close()
             except Exception as error:
-                self.terminal.say(f"{host}: its last lines ended in an error here: {error!r:.200}")
+                self.terminal.say(
+                    f"{host}: its last lines caused an error on the control node: {error!r:.200}"
+                )
         self.terminal.spool.drain()
         self.terminal.bar("")

@@ -55,7 +55,7 @@ class Ruling:
             except (UserError, OSError):
                 continue
             except Exception as error:  # of a record that no reader foresaw: the run goes on
-                self._say(f"what holds the run up cannot be said: {type(error).__name__}: {error}")
+                self._say(f"the cause of the delay is unknown: {type(error).__name__}: {error}")
                 return
             if progress is not None:
                 self._standings = progress.stands
@@ -115,4 +115,4 @@ class Ruling:
             self._say(hang.sentence)
         if hang is None and before is not None and step != self._hang_step:
             self._reported_places.clear()
-            self._say(f"steps come again, after more than {seconds(before.seconds)} without one")
+            self._say(f"steps continue, after more than {seconds(before.seconds)} without a step")

@@ -285,7 +285,7 @@ class Watch:
             # The lease ended because this machine slept: it could not renew it.
             if frame.reason == "lease" and self._pauses.longest > LEASE / 2:
                 source = "paused"
-                message = f"the control machine did not run for {self._pauses.longest:.0f} s"
+                message = f"the control node did not run for {self._pauses.longest:.0f} s"
             self._fail(self._failure(host, source, message=message))
 
     def _handle_worker_exit(self, host: str, frame: frames.WorkerExit) -> None:

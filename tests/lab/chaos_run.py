@@ -19,7 +19,7 @@ PATIENCE = 300  # seconds after which a wait has failed
 
 
 class Running:
-    """One `python -m launcher train` on the control machine; `mark` is in its run_env."""
+    """One `python -m launcher train` on the control node; `mark` is in its run_env."""
 
     def __init__(self, lab, folder: Path, mark: str, *words: str):
         self.lab, self.mark, self.files = lab, mark, folder

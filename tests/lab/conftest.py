@@ -133,7 +133,7 @@ class RunningLab:
         return done
 
     def control(self, *command: str, **options):
-        """Runs `command` on the control machine."""
+        """Runs `command` on the control node."""
         return self("exec", "--", *command, **options)
 
     def stranger(self, *command: str, **options):

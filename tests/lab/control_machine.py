@@ -1,4 +1,4 @@
-"""A run of the lab whose control machine has troubles of its own: a terminal, a disk, limits."""
+"""A run of the lab whose control node has troubles of its own: a terminal, a disk, limits."""
 
 import errno
 import fcntl

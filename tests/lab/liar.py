@@ -32,7 +32,7 @@ def install(lab, node: int) -> None:
 
 
 def tell(lab, node: int, lie: str, precious: Path) -> None:
-    """From here on it lies in this way; `precious` is a file of the control machine."""
+    """From here on it lies in this way; `precious` is a file of the control node."""
     lab.ssh(node, f"cat > {PLACE}/precious", input=str(precious))
     lab.ssh(node, f"cat > {PLACE}/lie", input=lie)
 

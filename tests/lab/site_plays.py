@@ -1,4 +1,4 @@
-"""Running roles of site.yml on machines of the lab, as somebody at the control machine would."""
+"""Running roles of site.yml on machines of the lab, as somebody at the control node would."""
 
 import fcntl
 import json
@@ -51,7 +51,7 @@ def draw_digits() -> None:
 
 
 def play(lab, *words: str, check: bool = True) -> subprocess.CompletedProcess:
-    """Runs ansible-playbook on the control machine, and shows its output if it fails."""
+    """Runs ansible-playbook on the control node, and shows its output if it fails."""
     done = lab.control("ansible-playbook", *words, check=False)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done

@@ -47,7 +47,7 @@ def test_a_second_run_is_refused_by_name_or_waits(machines, start):
     done = control(machines, "stop", first.name)
     assert (done.returncode, first.end()) == (0, 75)
     for node in range(1, NODES + 1):
-        assert f"tandem: node{node}: clean: " in done.stdout
+        assert f"tandem: node{node}: all processes of the run have ended" in done.stdout
     assert third.end() == 0, third.said()
     assert third.name != first.name
 
@@ -88,7 +88,7 @@ def test_a_detached_run_is_shown_without_losing_a_line(machines, tmp_path):
     name = re.search(r"^tandem: run (\S+), attempt 1", said, re.M).group(1)
     assert said.endswith(f"`make attach RUN={name}` shows it, `make stop RUN={name}` ends it\n")
     folder = CHECKOUT / "runs" / name
-    assert f"run {name}: running, carried out by process " in control(lab, "status", name).stdout
+    assert f"run {name}: running, controlled by process " in control(lab, "status", name).stdout
     assert re.search(rf"^{name} +running +2 ", control(lab, "runs").stdout, re.M)
     early = attach(lab, name)
     impatient = attach(lab, name)
@@ -110,7 +110,7 @@ def test_a_detached_run_is_shown_without_losing_a_line(machines, tmp_path):
     refused = control(lab, "stop", name, check=False)
     assert (refused.returncode, refused.stderr) == (
         2,
-        f"tandem: run {name} is not under way; its state is `finished`.\n",
+        f"tandem: run {name} is not running; its state is `finished`.\n",
     )
 
 

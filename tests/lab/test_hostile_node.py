@@ -43,7 +43,7 @@ def sent(what: str) -> str:
 AT_ONCE = "says nothing and drips"
 SILENT = "tandem: node2 is gone: no heartbeat for 15 s"
 MACHINE = r"machine\.1\.jsonl"
-LEFT_OUT = "tandem: node2: nodes/node2/{} was not collected: "
+LEFT_OUT = "tandem: node2: nodes/node2/{} was not copied: "
 ATTEMPTS = [
     Lie(AT_ONCE, SILENT),
     Lie(
@@ -56,7 +56,7 @@ ATTEMPTS = [
     Lie("an exit of another host", "tandem: node2 could not run torch.distributed.launch"),
     Lie("finished while it trains", SILENT),
     Lie("escapes", "tandem: node2 could not run torch.distributed.launch: launch \x1b\\[31mred"),
-    Lie("specials", LEFT_OUT.format(MACHINE) + "it is not a regular file there", 0),
+    Lie("specials", LEFT_OUT.format(MACHINE) + "it is not a regular file on that machine", 0),
 ]
 INVALID = "its answer is impossible: "
 REFUSED = [
@@ -77,7 +77,7 @@ def machines(machines):
 
 @pytest.fixture
 def precious(tmp_path):
-    """A file of the control machine that a liar knows by its path."""
+    """A file of the control node that a liar knows by its path."""
     file = tmp_path / "precious"
     file.write_text(PROFILE)
     return file
@@ -184,7 +184,9 @@ def test_what_a_machine_links_to_is_neither_brought_nor_written(start, precious)
     run = start("links", 10, "--", "--checkpoint_every", "2")
     assert run.end() == 128 + 9, run.said()
     for name in ("nodes/node2/rank1.1.steps.jsonl", "samples/rank1.1.csv"):
-        assert f"node2: {name} was not collected: it is not a regular file there" in run.said()
+        assert (
+            f"node2: {name} was not copied: it is not a regular file on that machine" in run.said()
+        )
     assert_clean(run)
     liar.mend(run.lab, LIAR)
     # Its own rank would trip over them.

@@ -23,7 +23,7 @@ except ConnectionError:
 
 
 class HeldConnection:
-    """A connection from the control machine to node 1 that was open before the fault."""
+    """A connection from the control node to node 1 that was open before the fault."""
 
     def __init__(self, lab):
         self.process = subprocess.Popen(

@@ -21,7 +21,7 @@ NODES = 3
 HERE = Path(__file__).parent
 PLAIN = CHECKOUT / "examples/own_script/train.py"
 ENVIRONMENT = "ls -d /opt/tandem/envs/cpu-*/bin/python | head -1"
-# `make bundle SCRIPT=` asks machines and an index; the lab's control machine sees only machines.
+# `make bundle SCRIPT=` asks machines and an index; the lab's control node sees only machines.
 ASKED = """
 import dataclasses, json, sys, types
 from launcher import cli
@@ -137,7 +137,7 @@ def test_a_machine_is_killed_and_named_and_nothing_is_left(cluster, gathered, tm
         (attempt,) = run.attempts()
         assert attempt["first_cause"]["host"] == "node3"
         assert "no heartbeat" in attempt["first_cause"]["message"]
-        assert "this run cannot be continued without RESUME_ARGS=" in run.said()
+        assert "this run cannot be resumed without RESUME_ARGS=" in run.said()
         assert run.processes() == []
     finally:
         lab("mend", "3")

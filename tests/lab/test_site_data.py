@@ -61,9 +61,7 @@ def test_links_arrive_as_what_they_lead_to_and_a_shell_that_prints_is_named(pair
     assert failures(refused) == {"node1"} and "the disk of /mnt/data has" in said(refused)
     assert pair.ssh(1, "find /mnt/data -type f; sudo umount /mnt") == ""
     (tmp_path / "full/train/n1/0.jpg").unlink()
-    assert "differs from the control machine's data/small" in complaint(
-        pair, tmp_path, "data", *words
-    )
+    assert "differs from the control node's data/small" in complaint(pair, tmp_path, "data", *words)
     (root / "val/n4/gone.jpg").symlink_to("/mnt/gone.jpg")
     refused = play(pair, book, *words, check=False)
     assert failures(refused) == {"node1"} and "is a link that cannot be followed" in said(refused)

@@ -100,7 +100,9 @@ def test_secure_boot_is_said_before_and_its_steps_after_the_installer(machine, t
     words += runfile(tmp_path)
     lab.ssh(1, "sudo touch /opt/standin/secure-boot; sudo systemctl restart standin-kernel")
     key = "/var/lib/dkms/mok.pub"
-    assert f"signed with {key}, to be enrolled at its screen" in said(play(lab, "--check", *words))
+    assert f"signed with {key}, which you must enrol at its screen" in said(
+        play(lab, "--check", *words)
+    )
     for _ in range(2):
         done = play(lab, *words, check=False)
         assert failures(done) == {"node1"}

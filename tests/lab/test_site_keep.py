@@ -59,7 +59,7 @@ def kept(start_lab, tmp_path_factory):
 def test_site_leaves_the_driver_and_says_so(kept):
     lab, words, before = kept
     done = said(play(lab, "site.yml", *words))
-    assert done.count(f"driver {VERSION} is loaded, 580 or newer is needed") == 2
+    assert done.count(f"driver {VERSION} is loaded, the stack needs 580 or newer") == 2
     assert done.count("so toolkit: auto means no CUDA toolkit") == 2
     assert done.count("so apex: auto means no apex") == 2
     assert {node: lab.ssh(node, STATE) for node in (1, 2)} == before

@@ -1,4 +1,4 @@
-"""A machine without internet gets all from the control machine, and tries nowhere else."""
+"""A machine without internet gets all from the control node, and tries nowhere else."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ HOSTS = {"node1": "ansible_host=192.168.56.111 offline=true release=bookworm"}
 # Packages that the lab's machines have and a desktop may lack.
 LACKING = "chrony sysstat nftables python3-venv python3.11-venv python3-apt rsync"
 # A machine of the lab has no route out, so what it tries would end inside it. With one to the
-# control machine each attempt arrives there and is counted: another network, names, a proxy.
+# control node each attempt arrives there and is counted: another network, names, a proxy.
 WATCH = """
 table inet watch {
     counter left { }

@@ -140,15 +140,15 @@ def test_verification_names_what_is_wrong_with_the_password(shared, tmp_path):
     assert complaint(lab, tmp_path, *role) == ""
     key = Path(words[-1].partition("=")[2]) / "vault-pass"
     key.chmod(0o644)
-    assert "vault-pass on the control machine can be read by others (mode 0644): chmod 600" in (
+    assert "vault-pass on the control node can be read by others (mode 0644): chmod 600" in (
         complaint(lab, tmp_path, *role)
     )
     key.chmod(0o600)
     kept = key.read_bytes()
     key.write_text("another")
-    assert "share.vault on the control machine does not open" in complaint(lab, tmp_path, *role)
+    assert "share.vault on the control node does not open" in complaint(lab, tmp_path, *role)
     refused = play(lab, *words, check=False)
-    assert "share.vault on the control machine does not open" in said(refused)
+    assert "share.vault on the control node does not open" in said(refused)
     key.write_bytes(kept)
 
 
@@ -171,7 +171,7 @@ def test_a_server_that_is_no_line_of_the_inventory_is_an_address(shared, tmp_pat
 
 
 def test_another_password_replaces_the_one_from_before(shared, tmp_path):
-    """As after the vault was lost, or from another control machine."""
+    """As after the vault was lost, or from another control node."""
     lab, words, _, password = shared
     again = play(lab, *words[:-1], f"share_secret_folder={tmp_path / 'secret'}")
     # Folder, key and vault here; Samba's account and the records of it there.

@@ -150,7 +150,7 @@ def test_make_verify_sees_what_is_missing(toolkit, clean):
 def test_dry_provision_of_machines_that_answer(toolkit):
     inventory = toolkit.words[1]
     done = toolkit.lab.control("python", "ansible/dry_provision.py", "--inventory", inventory)
-    assert said(done).count("no machine that was asked has an NVIDIA GPU") == len(HOSTS)
+    assert said(done).count("no machine that answered has an NVIDIA GPU") == len(HOSTS)
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
 
 

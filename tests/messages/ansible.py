@@ -153,7 +153,7 @@ DRIVER = {
     "display of nobody": driver(facts(displays=XORG)),
     "process": driver(packaged(driver="535.200.01", gpu_processes=BUSY)),
     "upgrade, somebody there": upgrading(moving(displays=XORG, **SEATED, **GDM)),
-    "reboot, control machine": rebooting({**SEATED, "machine_id": "7"}),
+    "reboot, control node": rebooting({**SEATED, "machine_id": "7"}),
     "reboot, two there": rebooting({"seated": ["anna", "bela"], "machine_id": "8"}),
     "upgrade, process": upgrading(moving(gpu_processes=BUSY)),
     "upgrade, full disk": upgrading(full(moving())),

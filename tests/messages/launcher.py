@@ -53,7 +53,7 @@ FAILURES = {
     ),
     "launch could not run": machine("launch", exit_code=1, last_lines=("no such module",)),
     "busy": machine("busy", message="it is in use by anna@desk: run r"),
-    "paused": machine("paused", message="the control machine did not run for 40 s"),
+    "paused": machine("paused", message="the control node did not run for 40 s"),
     "gone": machine("gone", message="no heartbeat for 15 s"),
     "hung": worker(source="hung", message="no step for 120 s: its process is stopped"),
     "alone": machine(

@@ -11,7 +11,7 @@ from tests import run_directory
 from tests.train.script_runs import CHECKOUT
 from tests.unit.test_pages import without_values
 
-pytest.importorskip("fabric", reason="the demo needs the control machine's environment")
+pytest.importorskip("fabric", reason="the demo needs the control node's environment")
 LIMITS = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 
 

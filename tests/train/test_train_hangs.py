@@ -9,7 +9,7 @@ import pytest
 
 from tests.train.script_runs import lines_of, start
 
-pytest.importorskip("fabric", reason="a run needs the control machine's environment")
+pytest.importorskip("fabric", reason="a run needs the control node's environment")
 
 SCRIPT = """
 import ctypes, os, signal, sys, time

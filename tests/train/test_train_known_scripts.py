@@ -12,7 +12,7 @@ import pytest
 from tests.train.script_runs import CHECKOUT, begin, ended
 from tests.trainer_ranks import make_images
 
-pytest.importorskip("fabric", reason="a run needs the control machine's environment")
+pytest.importorskip("fabric", reason="a run needs the control node's environment")
 
 KNOWN = CHECKOUT / "tests/train/known"
 LAST = "--resume {last} --crash-at -1"

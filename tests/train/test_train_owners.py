@@ -17,7 +17,7 @@ from tests.lab import lineage
 from tests.train.script_runs import CHECKOUT
 from tests.trainer_ranks import newest_checkpoint
 
-pytest.importorskip("fabric", reason="the launcher needs the control machine's environment")
+pytest.importorskip("fabric", reason="the launcher needs the control node's environment")
 pytestmark = pytest.mark.long
 EPOCHS = 16
 PATIENCE = 240  # seconds, on a machine that does other things too
@@ -128,7 +128,7 @@ def test_a_machine_that_was_away_at_the_start_joins_as_by_hand(lab):
     lab.trains(2, ["node1", "node2"])
     lab.ends()
     assert [one["status"] for one in lab.attempts()] == ["stopped", "finished"]
-    assert "tandem: the run begins without node2: its owner said `tandem away`" in lab.said()
+    assert "tandem: the run begins without node2: its user typed `tandem away`" in lab.said()
     assert "tandem: node2 can participate: the workers save and exit" in lab.said()
     lineage.assert_exact(lab.nodes(), EPOCHS)
     lab.start("--resume", hand)
@@ -143,10 +143,14 @@ def test_the_owner_of_node_0_is_back_and_leaves_again(lab):
     lab.trains(1, ["node1", "node2"])
     lab.away("node1")
     lab.trains(2, ["node2"])
-    assert "tandem: node1 leaves: its owner said `tandem away`" in lab.said()
-    assert "tandem: node1: clean: nothing was left" in lab.said()
+    assert "tandem: node1 leaves: its user typed `tandem away`" in lab.said()
+    assert "tandem: node1: all processes of the run have endednothing was left" in lab.said()
     lab.away("node2")
-    lab.wait(lambda: "all is saved, and the run waits: at least 1 machine must be" in lab.said())
+    lab.wait(
+        lambda: (
+            "the checkpoint is saved, and the run waits: at least 1 machine must be" in lab.said()
+        )
+    )
     lab.back("node1")
     lab.trains(3, ["node1"])
     lab.back("node2")

@@ -22,7 +22,7 @@ from tests.train.script_runs import (
     until_it_says,
 )
 
-pytest.importorskip("fabric", reason="a run needs the control machine's environment")
+pytest.importorskip("fabric", reason="a run needs the control node's environment")
 
 
 def test_a_script_trains_its_steps_are_timed_and_what_it_wrote_comes_here(script):

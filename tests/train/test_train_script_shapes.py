@@ -8,7 +8,7 @@ import pytest
 
 from tests.train.script_runs import TRAIN, begin, ended, train
 
-pytest.importorskip("fabric", reason="a run needs the control machine's environment")
+pytest.importorskip("fabric", reason="a run needs the control node's environment")
 
 # Ranks that meet once, as all that trains together does.
 MEET = """
@@ -184,7 +184,7 @@ def test_a_run_keeps_its_files_when_it_starts_again_and_goes_on_with_a_repaired_
     (tmp_path / "notes.txt").write_text("changed")
     said, code, _ = ended(begin([*TRAIN, f"--resume={run.name}"]))
     assert code == 0, said
-    assert "node2: this run's own versions stay in " in said and ": notes.txt" in said
+    assert "node2: keeps this run's versions of files" in said and ": notes.txt" in said
 
 
 @pytest.mark.long

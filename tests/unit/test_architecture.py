@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ROOMS = {"contract", "boundary", "tandem", "trainer", "launcher", "report", "lab"}
 # Each room may import contract/, which owns what passes between rooms, and tandem/, of which any
-# script is built, and no other room; on the control machine the launcher and the report also
+# script is built, and no other room; on the control node the launcher and the report also
 # boundary/, and the launcher the report, whose figures it shows.
 SHARED = {"contract", "tandem"}
 MAY = {
@@ -63,7 +63,7 @@ def test_a_room_imports_what_it_may_and_no_other_room(room):
 
 
 def test_the_contract_needs_nothing_but_the_standard_library():
-    """The control machine imports it before it has an environment's packages."""
+    """The control node imports it before it has an environment's packages."""
     modules = [path.stem for path in sorted((ROOT / "contract").glob("*.py"))]
     code = "import sys; known = set(sys.modules); from contract import {}; "
     code += "print(*(set(sys.modules) - known))"
@@ -166,7 +166,7 @@ READS = {
         report/cli.py report/measurements.py tools/shrink.py tools/tensorboard.py
         trainer/export.py
         ansible/roles/cuda/files/relocate.py""",
-    "what the control machine sends to its own programs": """
+    "what the control node sends to its own programs": """
         contract/decisions.py contract/options.py contract/result_lines.py
         launcher/machines/slurm.py launcher/node/link.py launcher/slurm.py
         ansible/planning/network.py ansible/module_utils/commands.py""",

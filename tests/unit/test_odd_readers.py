@@ -257,7 +257,7 @@ def test_any_file_of_netplan_s_is_looked_through_or_named(made):
     try:
         network_netplan._read("/etc/netplan/x.yaml", text, {"host": "node1"})
     except PlanError as error:
-        assert "node1: /etc/netplan/x.yaml is no file of netplan's: " in str(error)
+        assert "node1: /etc/netplan/x.yaml is not a netplan file: " in str(error)
 
 
 TYPED = st.sampled_from(["NODES=2", "ARGS=--lr 1", "--", "--lr", "x", "--nodes", "--help", "LR=3"])

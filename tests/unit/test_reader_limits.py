@@ -355,6 +355,6 @@ def test_what_is_larger_is_refused(tmp_path, name):
     ):
         with pytest.raises((*REFUSED, ValueError), match=r"has more than [\d,]+ KiB|no regular"):
             read()
-    with pytest.raises(PlanError, match="does not say which stack"):
+    with pytest.raises(PlanError, match="does not contain the stack"):
         stacks.read_decision("stack: cu126\n" + " " * SHORT, "here")
     assert json.loads(json.dumps(stacks.read_decision("stack: cu126", "here")))["stack"] == "cu126"

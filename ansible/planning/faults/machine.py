@@ -30,21 +30,21 @@ def impossible(facts):
         yield (
             "arch",
             f"its processor is {facts.arch}, for which Tandem has no driver and no lock of PyTorch",
-            "take this machine out of inventory.ini",
+            "remove this machine from inventory.ini",
         )
     if "microsoft" in facts.kernel.lower():
         yield (
             "wsl",
-            f"it is WSL on Windows (kernel {facts.kernel}): its driver is that of Windows, and "
-            "other PCs do not reach it",
+            f"it is WSL on Windows (kernel {facts.kernel}): it uses the driver of Windows, "
+            "and other PCs cannot connect to it",
             "install Debian or Ubuntu next to Windows on it (docs/windows.md), or take it out of "
             "inventory.ini",
         )
     elif facts.container not in MACHINES:
         yield (
             "container",
-            f"it is a container ({facts.container}): kernel, driver and clock are those of the "
-            "machine around it",
+            f"it is a container ({facts.container}): its kernel, driver and clock belong to "
+            "the host",
             "list that machine in inventory.ini instead",
         )
 
@@ -54,9 +54,9 @@ def system(facts, question):
     if facts.arch == "aarch64" and question["offline"]:
         yield (
             "arch",
-            "its processor is aarch64, and make bundle gathers files only for x86_64",
-            "give it internet for as long as make provision runs, and take offline=true out of its "
-            "line of inventory.ini",
+            "its processor is aarch64, but make bundle downloads files only for x86_64",
+            "connect it to the internet while make provision runs, and remove offline=true "
+            "from its line in inventory.ini",
         )
     if not facts.systemd:
         # Roles install units, for example for the clock and for waking.
@@ -68,11 +68,11 @@ def python(facts, core):
     """Check that the modules of ansible-core (version `core`) run on the machine's Python."""
     oldest = next(python for since, python in OLDEST_PYTHON if stacks.version(core) >= since)
     if not facts.python:
-        yield ("no_python", "it has no Python, by which Ansible works", "sudo apt install python3")
+        yield ("no_python", "it has no Python, which Ansible needs", "sudo apt install python3")
     elif stacks.version(facts.python) < oldest:
         yield (
             "python",
-            f"its python3 is {facts.python}, and the modules of ansible-core {core} need "
+            f"its python3 is {facts.python}, but the modules of ansible-core {core} need "
             f"{'.'.join(map(str, oldest))}",
             "provision it with `make provision CORE=2.16`"
             if stacks.version(facts.python) < (3, 8)
@@ -89,10 +89,10 @@ def newer_python(facts, question):
     if core < (2, 20) and NEWEST_PYTHON < present <= NEWER_CORE_PYTHON:
         yield (
             "python_new",
-            f"its python3 is {facts.python}, which is newer than those that ansible-core "
-            f"{question['ansible_core']} names",
-            "nothing; if a task fails for it: make provision CORE=2.21, for which this control "
-            "machine needs Python 3.12 or newer",
+            f"its python3 is {facts.python}, which is newer than the versions that "
+            f"ansible-core {question['ansible_core']} supports",
+            "none; if a task fails because of it, type make provision CORE=2.21, for which "
+            "the control node needs Python 3.12 or newer",
         )
 
 
@@ -127,8 +127,8 @@ def release(distribution, version, like=""):
     if versions and (not version or stacks.version(version) > stacks.version(versions[-1])):
         yield (
             "release",
-            f"{name} is newer than the releases that Tandem knows: its packages, kernel and Python "
-            "were never tried, and no list of them was at hand",
+            f"{name} is newer than the releases that Tandem knows: nobody has tested its "
+            "packages, kernel and Python",
             f"install {NAMES[distribution]} {versions[-1]} on it, "
             f"{'the LTS release before' if distribution == 'ubuntu' else 'the release before'}; "
             f"known are {describe_releases(table)}; what one more takes: docs/stacks.md, A newer "
@@ -136,7 +136,9 @@ def release(distribution, version, like=""):
         )
         return
     bases = [NAMES[base] for base in table if base in like.split() and base != distribution]
-    origin = f", which is made of {bases[-1]} with packages and kernels of its own" if bases else ""
+    origin = (
+        f", which is based on {bases[-1]} but has its own packages and kernels" if bases else ""
+    )
     yield (
         "release",
         f"the roles do not know its release, {name}{origin}",
@@ -148,15 +150,15 @@ def privileges(facts, question):
     if not facts.sudo:
         yield (
             "sudo",
-            "sudo asks for a password, or refuses the one that was given",
-            "give it: ASK_SUDO=1 after make, -K after ansible-playbook; or run `make bootstrap`, "
-            "which installs a sudo rule",
+            "sudo asks for a password, or rejects the password that you typed",
+            "type the password: add ASK_SUDO=1 to make, or -K to ansible-playbook; or run "
+            "`make bootstrap`, which installs a sudo rule",
         )
     users = question["users"]
     if not users["there"]:
         yield (
             "train_user",
-            f"it has no user {users['trains']}, who should train there",
+            f"it has no user {users['trains']}, who should train on it",
             "`make bootstrap` creates it; or correct train_user in the inventory",
         )
     if users["trains"] == users["provisions"]:
@@ -179,7 +181,8 @@ def disks(facts, question):
             yield (
                 "read_only",
                 f"the file system of {folder} is read-only",
-                "see `dmesg` for disk errors; then sudo mount -o remount,rw on it",
+                "search `dmesg` for disk errors; then type on that machine: sudo mount -o "
+                "remount,rw",
             )
         if state.free_inodes is not None and state.free_inodes < FEW_INODES:
             yield (
@@ -194,7 +197,7 @@ def disks(facts, question):
                 "disk_full",
                 f"{', '.join(folder for folder, _, _ in rows)} need {required / 1e9:.1f} GB, but "
                 f"only {free / 1e9:.1f} GB are free",
-                "make room, or mount a larger disk there",
+                "free disk space on that machine, or mount a larger disk",
             )
 
 
@@ -202,8 +205,8 @@ def mounts(facts, question):
     for mount in facts.missing_mounts:
         yield (
             "mount",
-            f"{mount.path} ({mount.type}) is in /etc/fstab and not mounted",
-            f"sudo mount {mount.path}, or take its line out of /etc/fstab",
+            f"{mount.path} ({mount.type}) is in /etc/fstab, but not mounted",
+            f"sudo mount {mount.path}, or remove its line from /etc/fstab",
         )
 
 
@@ -212,15 +215,17 @@ def passphrases(facts, question):
         disks = ", ".join(facts.boot_passphrases)
         yield (
             "passphrase",
-            f"after a reboot it waits at its own screen for the passphrase of {disks}: make "
-            "provision may reboot it for a driver, make upgrade does, and make wake starts it",
-            "be there then; or let its TPM open the disk (man systemd-cryptenroll)",
+            f"after a reboot it waits at its own screen for the passphrase of {disks}; make "
+            "provision may reboot it for a driver, make upgrade reboots it, and make wake "
+            "starts it",
+            "type the passphrase after each reboot, or let its TPM open the disk (man "
+            "systemd-cryptenroll)",
         )
 
 
 def reboots(facts, question):
     if facts.reboot_waits:
-        waits = f"{facts.reboot_waits} waits for a reboot"
+        waits = f"{facts.reboot_waits} needs a reboot"
         yield "reboot_waits", waits, "when nothing trains there: sudo reboot"
 
 
@@ -228,8 +233,8 @@ def libraries(facts, question):
     if facts.missing_libraries:
         yield (
             "library_path",
-            f"LD_LIBRARY_PATH in /etc/environment names {', '.join(facts.missing_libraries)}, "
-            "which is not there",
+            "LD_LIBRARY_PATH in /etc/environment contains "
+            f"{', '.join(facts.missing_libraries)}, which does not exist",
             "correct or delete that line: the environment needs no LD_LIBRARY_PATH",
         )
 
@@ -240,7 +245,7 @@ def packages(facts, question):
         yield (
             "apt_lock",
             f"{lock.command} (process {lock.pid}) holds the lock of the package manager",
-            "nothing: make provision waits for it, up to ten minutes each time",
+            "none: make provision waits for it, up to ten minutes each time",
         )
     if facts.dpkg_broken:
         yield ("dpkg", "an installation of packages was interrupted", "sudo dpkg --configure -a")
@@ -248,12 +253,12 @@ def packages(facts, question):
         yield ("dpkg", *apt.broken(facts))
     for dead in facts.dead_sources if not question["offline"] else ():
         file = dead.file or "a file of /etc/apt/sources.list.d"
-        cause, remedy = "is dead: there is no such suite", f"correct or delete it in {file}"
+        cause, remedy = "has no such suite any more", f"correct or delete it in {file}"
         if dead.unsigned:
             cause = (
                 "has no signature that apt can verify: its publisher's key is missing or expired"
             )
-            remedy = f"install its publisher's present key (NVIDIA's: cuda-keyring), or {remedy}"
+            remedy = f"install its publisher's current key (NVIDIA's: cuda-keyring), or {remedy}"
         yield (
             "apt_source",
             f"apt's source {dead.source}, in {file}, {cause}; make provision continues with "
@@ -275,7 +280,7 @@ def clock(facts, question):
     if abs(off) > question["clock_tolerance"]:
         yield (
             "clock",
-            f"its clock differs by {off:+.0f} s from the control machine's",
+            f"its clock differs by {off:+.0f} s from the control node's clock",
             "sudo timedatectl set-ntp true, or set it: sudo date --set=@$(date +%s)",
         )
 

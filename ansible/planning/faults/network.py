@@ -11,15 +11,15 @@ UNREACHABLE = (
     (
         "IDENTIFICATION HAS CHANGED",
         "host_key_changed",
-        "if the machine was reinstalled: ssh-keygen -R {address}, then make bootstrap; "
-        "if not, somebody may be intercepting the connection: find out before you continue",
+        "if the machine was reinstalled, type ssh-keygen -R {address}, then make bootstrap; "
+        "otherwise somebody may intercept the connection: find out before you continue",
     ),
     (
         "Host key verification failed",
         "host_key_unknown",
-        "make bootstrap shows its host key, to be compared with the machine's own screen",
+        "make bootstrap shows its host key; compare the key with the machine's own screen",
     ),
-    ("Permission denied", "login", "make bootstrap installs this control machine's key"),
+    ("Permission denied", "login", "make bootstrap installs the control node's key"),
     (
         "Could not resolve",
         "name",
@@ -28,7 +28,7 @@ UNREACHABLE = (
     (
         "Connection refused",
         "no_sshd",
-        "on that machine: sudo apt install openssh-server",
+        "type on that machine: sudo apt install openssh-server",
     ),
     (
         "",
@@ -42,7 +42,7 @@ def address(facts, question):
     if facts.interface is None:
         yield (
             "address",
-            f"no network card of it has {question['address']}, its address in inventory.ini",
+            f"none of its network cards has {question['address']}, its address in inventory.ini",
             "write the address that `ip -brief address` shows there, not a router's or a name",
         )
     if facts.address_owner:
@@ -66,8 +66,8 @@ def unlisted_addresses(facts, question):
         if listed in address.network and str(address.ip) not in question["listed"]:
             yield (
                 "unlisted_address",
-                f"it also has {address.ip}, which inventory.ini does not name: Linux may send from "
-                "it, and the other machines do not let that in",
+                f"it also has the address {address.ip}, which inventory.ini does not list: if "
+                "Linux sends from it, the firewalls of the other machines drop the packets",
                 f"if it stays, write other_addresses={address.ip} into its line of inventory.ini",
             )
 
@@ -92,10 +92,10 @@ def overlaps(facts, question):
             if listed in ipaddress.ip_interface(network).network:
                 yield (
                     "overlap",
-                    f"{link.name} ({network}) claims the network of {listed}: packets to the "
-                    "other machines may go there",
-                    'give it another network (Docker: "bip" and "default-address-pools" in '
-                    "/etc/docker/daemon.json), or take the interface away",
+                    f"{link.name} ({network}) overlaps with the network of {listed}: packets "
+                    f"to the other machines may take {link.name}",
+                    'change its network (Docker: "bip" and "default-address-pools" in '
+                    "/etc/docker/daemon.json), or remove the interface",
                 )
 
 
@@ -108,8 +108,8 @@ def links(facts, question):
         local = " or ".join(f"{link.addresses[0]} ({link.name})" for link in interfaces)
         yield (
             "tunnel",
-            f"the members are reached by {link.name}, a VPN's: what they exchange is encrypted, "
-            "and goes at the speed of that",
+            f"it reaches the other PCs through {link.name}, a VPN: training data is "
+            "encrypted, and has only the VPN's speed",
             "write its address in the local network, "
             f"{local or 'as ip -brief address shows it there'}, as ansible_host into its line of "
             "inventory.ini, on all members alike; then make bootstrap",
@@ -128,7 +128,8 @@ def links(facts, question):
         yield (
             "duplex",
             f"{link.name} runs at half duplex",
-            "let switch and card negotiate: sudo ethtool -s " + link.name + " autoneg on",
+            "let the switch and the network card negotiate: sudo ethtool "
+            "-s " + link.name + " autoneg on",
         )
     if not _usual_mtu(link):
         yield (
@@ -148,9 +149,9 @@ def filters(facts, question):
     if manager:
         yield (
             "firewall",
-            f"{manager} is switched on, and training opens ports that the kernel chooses",
-            "let the other members in: sudo ufw allow from <address>, or "
-            "sudo firewall-cmd --permanent --zone=trusted --add-source=<address>",
+            f"{manager} is active, but training uses ports that the kernel chooses",
+            "let the other PCs in: sudo ufw allow from <address>, or sudo firewall-cmd "
+            "--permanent --zone=trusted --add-source=<address>",
         )
 
 
@@ -207,11 +208,11 @@ def unequal_mtus(machines):
         {
             "host": high_host,
             "fault": "mtu_differs",
-            "cause": f"its {high.name} has an MTU of {high.mtu}, and {low_host}'s "
-            f"{low.name} one of {low.mtu}: large packets may be lost between them, "
-            "and connections hang",
-            "remedy": f"the same on all members (and their switch): sudo ip link set "
-            f"{high.name} mtu {low.mtu} there, and in its network's settings",
+            "cause": f"its {high.name} has an MTU of {high.mtu}, but {low_host}'s {low.name} has "
+            f"an MTU of {low.mtu}: large packets between them may be lost, and "
+            "connections then hang",
+            "remedy": "use the same MTU on all PCs (and their switch): sudo ip link set "
+            f"{high.name} mtu {low.mtu} on that machine, and in its network settings",
         }
     ]
 
@@ -235,9 +236,9 @@ def faster_interfaces(machines):
                 {
                     "host": facts.host,
                     "fault": "faster_card",
-                    "cause": f"all machines have a card in {network} with {speed} Mbit/s or "
-                    f"more (here {name}), while {link.name}, which training would use, is in a "
-                    f"network of {slowest} Mbit/s",
+                    "cause": f"all machines have a network card in {network} with {speed} Mbit/s "
+                    f"or more (this one {name}), but training would use {link.name}, in "
+                    f"a network of {slowest} Mbit/s",
                     "remedy": f"write {setting} into its line, then run make bootstrap",
                 }
             )

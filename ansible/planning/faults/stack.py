@@ -33,15 +33,16 @@ def gpus(facts, question):
     for device in facts.passed_through if stacks.nvidia_devices(facts) else ():
         yield (
             "card_left_out",
-            f"its NVIDIA card {device} takes no part: vfio-pci holds it for virtual machines",
+            f"Tandem does not use its NVIDIA card {device}, because vfio-pci reserves it for "
+            "virtual machines",
             "nothing",
         )
     for device, row in stacks.gpus_without_code(facts, question["table"]):
         yield (
             "card_left_out",
-            f"its {row['name']} card {device} takes no part: no stack has code for it",
-            "nothing; but the driver of newer cards does not know it, so a screen belongs on one "
-            "of those",
+            f"Tandem does not use its {row['name']} card {device}, because no stack supports it",
+            "none; but the driver of newer cards does not support it, so connect the screen "
+            "to one of the newer cards",
         )
 
 
@@ -53,17 +54,19 @@ def driver(facts, question):
     if age > OLD_TABLE and not facts.driver_kept:
         yield (
             "table_old",
-            f"newer drivers than those of ansible/stacks.yml were last sought {age} days ago",
+            f"the drivers in ansible/stacks.yml were last updated {age} days ago",
             "update Tandem; or docs/stacks.md, Newer drivers and kernels",
         )
     if facts.secure_boot and facts.driver is None:
         yield (
             "secure_boot",
-            "Secure Boot is on, and its kernel loads only signed modules: not the NVIDIA driver",
+            "Secure Boot is on, so its kernel loads only signed modules, and the NVIDIA "
+            "driver is not signed",
             _by_the_role(
                 facts,
-                "make provision installs the driver, and says how to enrol its key if it needs one",
-                "install a signed one there, or enrol the key of its module (mokutil --import)",
+                "make provision installs the driver, and prints how to enrol its key if necessary",
+                "install a signed driver on that machine, or enrol the key of its module "
+                "(mokutil --import)",
             )
             if candidates.can_sign(facts)
             else "switch Secure Boot off in the firmware's setup",
@@ -71,11 +74,11 @@ def driver(facts, question):
     if facts.nouveau:
         yield (
             "nouveau",
-            "the nouveau driver holds the NVIDIA card",
+            "the nouveau driver uses the NVIDIA card",
             _by_the_role(
                 facts,
                 "make provision installs the NVIDIA driver, switches nouveau off and reboots",
-                "install NVIDIA's driver there",
+                "install NVIDIA's driver on that machine",
             ),
         )
     elif facts.driver is None:
@@ -85,7 +88,8 @@ def driver(facts, question):
             _by_the_role(
                 facts,
                 "make provision installs the one for this card",
-                "install it there, or find out why it is not loaded (sudo modprobe nvidia)",
+                "install it on that machine, or find out why it is not loaded (sudo modprobe "
+                "nvidia)",
             ),
         )
     # waiting_module is known only of machines with a GPU.
@@ -97,14 +101,14 @@ def driver(facts, question):
             f"stay with this kernel, or build it there: sudo dkms autoinstall -k "
             f"{facts.waiting_kernel}"
             if facts.driver_kept
-            else f"when nothing trains there: make upgrade LIMIT={facts.host}, which moves both",
+            else f"when no run uses it, type make upgrade LIMIT={facts.host}, which upgrades both",
         )
     if facts.driver and facts.driver_library and facts.driver != facts.driver_library:
         yield (
             "driver_mismatch",
-            f"the loaded driver is {facts.driver} and the installed library "
-            f"{facts.driver_library}: an update came in between",
-            _by_the_role(facts, "make provision reboots it and holds the packages", "reboot it"),
+            f"the loaded driver is {facts.driver}, but an update installed the library "
+            f"{facts.driver_library}",
+            _by_the_role(facts, "make provision reboots it and pins the packages", "reboot it"),
         )
 
 
@@ -120,18 +124,18 @@ def ended_branch(facts, question):
         yield (
             "driver_end_unknown",
             f"ansible/stacks.yml does not know when NVIDIA ends branch {branch} of its driver",
-            "nothing; NVIDIA's page of supported drivers (docs/driver.md) says whether it still "
-            "gets security fixes",
+            "none; NVIDIA's page of supported drivers (docs/driver.md) says if it still gets "
+            "security fixes",
         )
     elif (ends or "") < month:
         yield (
             "driver_ended",
             f"NVIDIA has ended branch {branch} of its driver{f' in {ends}' if ends else ''}: "
             f"{facts.driver} gets no security fixes",
-            "when nothing trains there, install a newer branch by hand (driver_policy is keep)"
+            "when no run uses it, install a newer branch yourself (driver_policy is keep)"
             if facts.driver_kept
-            else f"when nothing trains there: make upgrade LIMIT={facts.host}, which takes the "
-            "newest that its cards and release have",
+            else f"when no run uses it, type make upgrade LIMIT={facts.host}, which installs the "
+            "newest driver for its cards and release",
         )
 
 
@@ -140,13 +144,14 @@ def gpu_errors(facts, question):
         meaning = f" ({MEANING[number]})" if number in MEANING else ""
         cause = f"its kernel has logged the NVIDIA error Xid {number}{meaning} since it booted"
         if number in OF_PROGRAMS:
-            yield "xid_program", cause, "nothing, if a program was killed or crashed at that time"
+            yield "xid_program", cause, "none, if a program was killed or crashed at that time"
         else:
             yield (
                 "xid",
                 cause,
-                "reboot it; if it comes back (sudo journalctl -kb | grep Xid), the card sits "
-                "loose, is too hot or gets too little power: see its seat and its cables",
+                "reboot it; if the error returns (sudo journalctl -kb | grep Xid), the card "
+                "sits loose, is too hot or gets too little power: check its seat and its "
+                "cables",
             )
 
 
@@ -207,11 +212,11 @@ def old_driver(facts, stack, question):
     upgrades = question["driver"]["policy"] == "upgrade"
     consent = "" if upgrades else "set driver_policy: upgrade, and "
     by_role = f"{consent}make provision installs a newer one"
-    by_hand = "install a newer one there (driver_policy is keep)"
+    by_hand = "install a newer driver on that machine yourself (driver_policy is keep)"
     remedy = by_hand if facts.arch != "x86_64" else f"{by_hand}; or {by_role}"
     return (
         "driver_old",
-        f"its driver is {facts.driver}, and stack {stack['name']} needs {stack['driver']}",
+        f"its driver is {facts.driver}, but stack {stack['name']} needs {stack['driver']}",
         remedy if facts.driver_kept else by_role,
     )
 
@@ -223,10 +228,12 @@ def compiler(facts, stack, table):
         nearest = stacks.for_compiler(facts, table)
         yield (
             "gcc",
-            f"its gcc is {facts.gcc}, and extensions for CUDA {stack['cuda']} take gcc up to "
-            f"{stack['gcc']}: such as apex cannot be compiled here; torch itself is not concerned",
-            "nothing: apex's amp works without them"
-            + (f"; the nearest stack that takes this gcc is stack: {nearest}" if nearest else ""),
+            f"its gcc is {facts.gcc}, but extensions for CUDA {stack['cuda']} need gcc "
+            f"{stack['gcc']} or older, so apex's cannot be built on it; torch itself works",
+            "none: apex's amp works without them"
+            + (
+                f"; the nearest stack that supports this gcc is stack: {nearest}" if nearest else ""
+            ),
         )
 
 
@@ -238,8 +245,8 @@ def own_toolkit(facts, stack, question):
     if foreign is not None:
         yield (
             "toolkit",
-            f"it has a CUDA toolkit of its own in {foreign.folder}: {foreign.reason}",
-            "nothing; toolkit: false in group_vars/all.yml has none considered",
+            f"it has its own CUDA toolkit in {foreign.folder}: {foreign.reason}",
+            "none; to make Tandem ignore this toolkit, set toolkit: false in group_vars/all.yml",
         )
 
 
@@ -248,28 +255,28 @@ def environment(facts, manager, python, question):
     if manager == "venv" and not facts.python_venv and not question["offline"]:
         yield (
             "venv",
-            "its python3 cannot make environments",
+            "its python3 cannot create environments",
             "make provision installs python3-venv",
         )
     if manager == "conda" and not facts.conda and not question["conda_installer"]:
         yield (
             "installer",
-            f"Python {python} is to be installed by conda, but no installer of conda is named",
+            f"conda should install Python {python}, but conda_installer is not set",
             "set conda_installer in group_vars/all.yml: Miniforge, Miniconda or Anaconda, a file "
             "or a URL",
         )
     if manager == "conda" and question["offline"] and facts.conda not in (None, python):
         yield (
             "installer",
-            f"offline is true, and its conda has Python {facts.conda}, not the {python} that the "
-            "stack needs",
+            f"offline is true, but its conda has Python {facts.conda}, not Python {python}, "
+            "which the stack needs",
             f"set conda_installer to one that has Python {python}, and on the machine: sudo rm -r "
             "/opt/tandem/conda; then make bundle and make provision",
         )
     if manager == "uv" and not facts.uv:
         yield (
             "uv",
-            "env_manager is uv, but root finds no program uv there",
+            "env_manager is uv, but root finds no program uv on that machine",
             "sudo install ~/.local/bin/uv /usr/local/bin/uv, or env_manager: conda",
         )
 
@@ -282,9 +289,9 @@ def held_kernel(facts, question):
     if days >= LONG_HELD:
         yield (
             "kernel_held",
-            f"kernel {facts.kernel} and its driver have been held together for {days} days, and "
-            "get no security fixes",
-            f"when nothing trains there: make upgrade LIMIT={facts.host}",
+            f"kernel {facts.kernel} and its driver have been pinned for {days} days, and get "
+            "no security fixes",
+            f"when no run uses it, type make upgrade LIMIT={facts.host}",
         )
 
 

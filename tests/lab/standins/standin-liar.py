@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stands in for a machine that lies to the control machine, in the one way that /opt/standin/lie
+"""Stands in for a machine that lies to the control node, in the one way that /opt/standin/lie
 names. It is called in the place of what the launcher calls there: the guard (the real one runs
 beneath it, and what that says is passed on until the lie), the look before a run, and the command
 by which files are collected. Standard library only.
@@ -14,20 +14,20 @@ import threading
 
 PYTHON, HONEST = "/usr/bin/python3.11", "/opt/standin/honest"
 LIE = pathlib.Path("/opt/standin/lie").read_text().strip()
-PRECIOUS = pathlib.Path("/opt/standin/precious")  # names a file of the control machine
+PRECIOUS = pathlib.Path("/opt/standin/precious")  # names a file of the control node
 ESCAPES = "\x1b]0;owned\x07\x1b]52;c;cm0gLXJm\x1b\\\x1b[2J\x9b6n\x1b[31mred"
 WORKER = {"exit_code": 1, "signal": None, "exception": "E: x"}
 EXIT = {
     "type": "exit", "reason": "finished", "message": None, "exit_code": 0, "signal": None,
     "mono_start": 0.0, "mono_end": 1.0, "workers": {}, "ended": [], "left": [],
 }  # fmt: skip
-OVER = threading.Event()  # the control machine has hung up
+OVER = threading.Event()  # the control node has hung up
 TURN = threading.Lock()  # a frame is written as a whole
 STEPS = "rank1.1.steps.jsonl"
 
 
 def out(data):
-    """Bytes to the control machine; once it has hung up they go nowhere."""
+    """Bytes to the control node; once it has hung up they go nowhere."""
     try:
         with TURN:
             sys.stdout.buffer.write(data)
@@ -98,7 +98,7 @@ def put(folder, names, make):
 
 
 def links(task):
-    """Every name that is collected, or written to on the control machine, leads to a file there."""
+    """Every name that is collected, or written to on the control node, leads to a file there."""
     target = PRECIOUS.read_text().strip()
     names = ("machine.2.jsonl", "rank1.log", "rank1.1.steps.jsonl", "launch.log")
     put(task["nodes"], names, lambda path: path.symlink_to(target))

@@ -176,8 +176,8 @@ def test_sets_hold_no_overlaps_which_nftables_would_refuse():
     [
         *("10.0.0.9", "10.0.0.255"),  # free ones of the members' network
         *("0.0.0.0/0", "10.0.0.0/24", "10.0.0.9(rw,no_root_squash) *"),
-        *("8.8.8.8", "10.8.0.7"),  # of no network of the members; another of the control machine's
-        *("10.0.0.254", "10.0.0.200"),  # the way out, and the control machine
+        *("8.8.8.8", "10.8.0.7"),  # of no network of the members; another of the control node's
+        *("10.0.0.254", "10.0.0.200"),  # the way out, and the control node
         *("224.0.0.1", "127.0.0.1", "fe80::1", "", 7, None, ["10.0.0.9"]),
     ],
 )

@@ -163,7 +163,7 @@ def test_no_plan_touches_the_port_of_a_bridge(facts, want):
 
 
 def test_what_would_take_a_bridge_apart_or_reach_its_port_is_refused():
-    with pytest.raises(PlanError, match="br0 is made of enp3s0, vnet0"):
+    with pytest.raises(PlanError, match="br0 consists of enp3s0, vnet0"):
         network.network_plan(bridged(files={INTERFACES: BRIDGE_BY_IFUPDOWN}), REPLACE)
     with pytest.raises(PlanError, match="enp3s0"):
         network.network_plan(bridged(networkctl=NETWORKD, files={kept.LAN: BY_MAC}), ADD)

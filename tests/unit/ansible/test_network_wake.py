@@ -122,7 +122,7 @@ def test_who_comes_is_said_and_who_does_not_is_named(monkeypatch, capsys):
     }
     absent = wake.wake(rows, [ipaddress.ip_network("10.0.0.0/24")], 0.2, pause=0.01)
     assert absent.keys() == {"pc2", "far"} and absent["pc2"] == ""
-    assert "no card of this machine is in the network of 10.9.0.1" in absent["far"]
+    assert "no network card of the control node is in the network of 10.9.0.1" in absent["far"]
     assert capsys.readouterr().out.startswith("pc1 answers after")
     assert asked == set(hosts.values()) and {to for _, to in sent} == {"10.0.0.255"}
     names = [mac for mac, _ in sent]

@@ -37,10 +37,10 @@ def others(tandem, monkeypatch):
 def test_no_is_said_and_taken_back_by_whoever_said_it(tandem, tmp_path, capsys):
     assert tandem.main(["away"]) == tandem.main(["away"]) == 0
     assert [path.name for path in tmp_path.iterdir()] == [ME]
-    assert "none comes until you say `tandem back`." in capsys.readouterr().out
+    assert "no run uses this PC until you type `tandem back`." in capsys.readouterr().out
     assert tandem.main(["back"]) == 0
     assert list(tmp_path.iterdir()) == []
-    assert "may come back" in capsys.readouterr().out
+    assert "may use this PC again" in capsys.readouterr().out
     assert tandem.main(["back"]) == 0
     assert "You had not said no." in capsys.readouterr().out
 
@@ -64,7 +64,10 @@ def test_another_person_s_no_stays(tandem, others, tmp_path, capsys):
     (tmp_path / "berta").touch()
     tandem.main(["away"])
     tandem.main(["back"])
-    assert "berta said no, too: only they, or root, can take that back." in capsys.readouterr().out
+    assert (
+        "berta also typed `tandem away`: only that user or root can type `tandem back`."
+        in capsys.readouterr().out
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["berta"]
 
 
@@ -85,7 +88,7 @@ def test_what_another_has_put_under_one_s_name_is_left_alone(tandem, tmp_path, m
 def test_where_nobody_can_say_no_that_is_said(tandem, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tandem, "AWAY", tmp_path / "missing")
     assert tandem.main(["away"]) == 1
-    assert "ask whoever set up Tandem here" in capsys.readouterr().err
+    assert "ask the person who set up Tandem on this PC" in capsys.readouterr().err
 
 
 def test_thousands_of_names_are_counted_in_a_moment(tandem, tmp_path, capsys):
@@ -100,7 +103,7 @@ def test_thousands_of_names_are_counted_in_a_moment(tandem, tmp_path, capsys):
         assert tandem.main(["who"]) == 0
     said = capsys.readouterr().out
     assert len(calls) == 1 and said.count("trains on it") == tandem.MOST_RUNS
-    assert " more claim to train on it.\n" in said
+    assert " more users claim to train on it.\n" in said
 
 
 @pytest.mark.parametrize("name", [b"\xff", b"\x1b[2J", b"berta"])
@@ -108,7 +111,7 @@ def test_a_file_s_name_is_nobody_s_word(tandem, tmp_path, monkeypatch, capsys, n
     monkeypatch.setenv("LOGNAME", "berta")
     (tmp_path / os.fsdecode(name)).symlink_to(tmp_path / "nowhere")
     assert tandem.main(["who"]) == 0
-    assert f"{ME} said `tandem away` on " in capsys.readouterr().out
+    assert f"{ME} typed `tandem away` on " in capsys.readouterr().out
 
 
 def test_who_uses_it_since_when_and_how_to_say_no(tandem, others, tmp_path, capsys):
@@ -121,7 +124,7 @@ def test_who_uses_it_since_when_and_how_to_say_no(tandem, others, tmp_path, caps
     assert "tandem away     not now: training leaves this PC" in said
     (tmp_path / "berta").touch()
     tandem.main(["who"])
-    assert "berta said `tandem away` on " in capsys.readouterr().out
+    assert "berta typed `tandem away` on " in capsys.readouterr().out
 
 
 def sessions(monkeypatch, tandem, **changes):
@@ -134,9 +137,15 @@ def sessions(monkeypatch, tandem, **changes):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"IdleSinceHint": "1764000000000000"}, "anna's GNOME tells systemd-logind when nobody"),
-        ({"IdleSinceHint": "0", "Desktop": ""}, "anna's session has not told systemd-logind yet"),
-        ({"Seat": ""}, "Nobody is logged in at a seat"),
+        (
+            {"IdleSinceHint": "1764000000000000"},
+            "anna's GNOME reports to systemd-logind when it is idle",
+        ),
+        (
+            {"IdleSinceHint": "0", "Desktop": ""},
+            "anna's session has not reported to systemd-logind yet",
+        ),
+        ({"Seat": ""}, "Nobody is logged in at a screen"),
     ],
 )
 def test_whether_the_desktop_tells(tandem, monkeypatch, capsys, changes, said):

@@ -127,7 +127,7 @@ def test_a_password_without_a_terminal_is_asked_for_in_a_sentence(handed, monkey
 def test_a_name_that_is_unknown_is_not_a_machine_without_sshd(monkeypatch):
     monkeypatch.setattr(bootstrap, "scan", lambda _: None)
     typo, dots = (dataclasses.replace(PC, address=name) for name in ("pc1.invalid", "pc1..lab"))
-    unknown = "no such host as '{0.address}'".format
+    unknown = "does not know the host name '{0.address}'".format
     told = {typo: unknown(typo), dots: unknown(dots), PC: "apt install openssh"}
     for machine, said in told.items():
         _, (sentence,) = bootstrap.trust_all([machine], None)
@@ -137,7 +137,7 @@ def test_a_name_that_is_unknown_is_not_a_machine_without_sshd(monkeypatch):
 def test_a_key_that_nobody_can_compare_is_not_trusted(monkeypatch):
     key = bootstrap.HostKey("192.0.2.1 ssh-ed25519 KEY", "SHA256:x")
     monkeypatch.setattr(bootstrap, "trusted_lines", lambda _: [])
-    with pytest.raises(UserError, match="give --fingerprints"):
+    with pytest.raises(UserError, match="use --fingerprints"):
         bootstrap.trust_host_key(PC, key, None, no_terminal)
 
 

@@ -155,7 +155,7 @@ def test_files_behind_a_login_are_named_with_page_name_and_folder(tmp_path):
     with pytest.raises(UserError) as refused:
         installers.gather(plan, Progress())
     assert str(refused.value).splitlines() == [
-        f"{name} has to be fetched by hand: get it from {PAGE} and put it into {plan.folder}"
+        f"you must download {name} yourself: get it from {PAGE} and put it into {plan.folder}"
         for name in ("cudnn.tgz", "nccl.txz")
     ]
     (plan.folder / "cudnn.tgz").write_bytes(b"cudnn")

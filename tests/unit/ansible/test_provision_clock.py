@@ -14,7 +14,7 @@ MEMBERS = {"pc1": "10.0.0.1", "pc2": "10.0.0.2"}
     ("wanted", "own_addresses", "address", "host"),
     [
         ("auto", ["127.0.0.1", "10.0.0.9"], "10.0.0.1", "pc1"),
-        ("auto", ["127.0.0.1", "10.0.0.2"], "10.0.0.2", "pc2"),  # the control machine is a member
+        ("auto", ["127.0.0.1", "10.0.0.2"], "10.0.0.2", "pc2"),  # the control node is a member
         ("pc2", [], "10.0.0.2", "pc2"),
         ("10.0.0.2", [], "10.0.0.2", "pc2"),
         ("10.0.0.254", [], "10.0.0.254", ""),  # a router that serves time
@@ -86,5 +86,5 @@ def test_whose_fault_it_is_that_a_machine_does_not_follow(tmp_path):
     assert {name: failed == "0" for name, failed in ended.items()} == {
         name: row[-1] for name, row in MACHINES.items()
     }, said
-    assert "gone, which gives the time" in said and "at ufw, which gives the time" in said
+    assert "gone, the time server" in said and "on ufw, the time server" in said
     assert "beside does not follow the clock" in said and "on lone does not follow fine" in said

@@ -85,7 +85,7 @@ def test_a_whole_file_is_not_fetched_again_and_a_broken_one_is(url, tmp_path):
 
 
 def test_a_server_that_is_not_there_is_a_sentence(tmp_path):
-    with pytest.raises(UserError, match=r"could not be fetched: .*Run the same command again"):
+    with pytest.raises(UserError, match=r"could not be downloaded: .*Run the same command again"):
         get(wanted("http://127.0.0.1:9/file", tmp_path))
 
 

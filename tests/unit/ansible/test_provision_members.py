@@ -64,10 +64,8 @@ def test_a_name_that_leads_elsewhere_is_named():
     other = right.replace("111", "112").replace("node1", "node2")
     assert members.wrong_names(right + other, ADDRESSES) == []
     wrong = "127.0.1.1       STREAM node2\n127.0.1.1       DGRAM\n" + right + other
-    assert members.wrong_names(wrong, ADDRESSES) == [
-        "node2 for 127.0.1.1 instead of 192.168.56.112"
-    ]
-    assert members.wrong_names(right, ADDRESSES) == ["node2 for nothing instead of 192.168.56.112"]
+    assert members.wrong_names(wrong, ADDRESSES) == ["node2 to 127.0.1.1 instead of 192.168.56.112"]
+    assert members.wrong_names(right, ADDRESSES) == ["node2 to nothing instead of 192.168.56.112"]
 
 
 def key_of(kind):

@@ -55,8 +55,8 @@ def reach(folder, machines, **environment):
 @pytest.mark.parametrize(
     ("third", "remedy"),
     [
-        ([], "`make provision CORE=2.16` provisions all that answer"),
-        ([TRIXIE], "`make provision CORE=2.16 LIMIT=pc2`, and the others by"),
+        ([], "`make provision CORE=2.16` provisions all machines that answer"),
+        ([TRIXIE], "`make provision CORE=2.16 LIMIT=pc2`, then `make provision"),
     ],
     ids=["that 2.16 takes", "with a newer Python"],
 )
@@ -75,7 +75,7 @@ def test_what_nothing_can_provision_is_refused_alone(tmp_path):
     code, said = reach(tmp_path, machines)
     assert code == 2 and "pc2 goes on by sudo\n" in said
     assert "pc3 goes on by sudo.ws" in said  # beside sudo-rs, whose question Ansible does not know
-    assert said.count("Asking the machines whether they answer") == 1
+    assert said.count("Checking that the machines answer") == 1
     assert "pc1: its processor is aarch64, for which Tandem installs no driver. Remedy" in said
     assert "pc1 goes on" not in said and "pc4 goes on" in said
 

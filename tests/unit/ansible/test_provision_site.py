@@ -29,7 +29,7 @@ LOOKS = "ansible_play_hosts_all | map('extract', hostvars) | tandem_looks"
 UPGRADE = "ansible/playbooks/upgrade.yml"
 FREE = "ansible/playbooks/tasks/free.yml"
 MACHINE_ID = Path("/etc/machine-id").read_text().strip()
-# These roles download nothing: they copy from the control machine.
+# These roles download nothing: they copy from the control node.
 FROM_HERE = {"offline", "bundle", "pycharm"}
 
 
@@ -59,7 +59,7 @@ PLANNED = """
 def site(roles, folder, broken, book="site.yml", in_use=()):
     """What a playbook printed before it failed on machines that are this one.
 
-    By their facts each has a card, and pc1 is the control machine. in_use: where somebody trains.
+    By their facts each has a card, and pc1 is the control node. in_use: where somebody trains.
     """
     variables = {"broken": broken, "ansible_become": False, "require_all": False,
                  "share_protocol": "local", "driver_policy": "install", "proxy_environment": {},
@@ -123,7 +123,7 @@ def test_machines_that_fail_take_no_other_along_not_even_the_first_ones_python(r
 
 
 def test_an_upgrade_stops_at_the_first_that_trains(roles, tmp_path):
-    """As at one that fails; it takes the control machine last."""
+    """As at one that fails; it takes the control node last."""
     said = site(roles, tmp_path, [], UPGRADE, in_use=["pc3"])
     assert "Upgrading stopped at pc3; not touched yet: pc1." in said
     assert recap(said) == {"pc1": True, "pc2": True, "pc3": False}

@@ -18,7 +18,7 @@ check = load("ansible/check.py")
 
 def test_what_ansible_says_first_is_the_reason():
     printed = "PLAY [x] ***\n[ERROR]: the inventory is broken.\nOrigin: a:1\n\nfatal: [b]: no\n"
-    assert check.reason(printed).startswith("the inventory is broken. To see all of it:")
+    assert check.reason(printed).startswith("the inventory is broken. To see the whole output")
 
 
 def test_looking_is_not_silent_and_tells_the_task(monkeypatch, tmp_path):
@@ -48,7 +48,7 @@ def test_what_is_only_to_be_known_is_said_once_and_is_no_problem(monkeypatch, ca
     monkeypatch.setattr(check, "inspect", lambda *_: {"findings": notes, "local": []})
     assert (check.main([]), check.main(["--json"])) == (0, 0)
     said = capsys.readouterr().out
-    assert said.startswith("Nothing is wrong with the machines.\nNote on pc1, pc2:\n  - Tan")
+    assert said.startswith("make check found no problems.\nNote on pc1, pc2:\n  - Tan")
     assert said.count("Remedy: train_user=tandem") == 1
     assert json.loads(said[said.index("{") :]) == {"findings": []}
 
@@ -78,12 +78,12 @@ def test_findings_come_in_the_order_of_the_inventory_without_control_characters(
 @pytest.mark.parametrize("asked", [[], ["--json"]])
 def test_json_is_json_when_it_could_not_look_either(monkeypatch, capsys, asked):
     def inspect(inventory, extra):
-        raise UserError("could not look at the machines: no such file")
+        raise UserError("could not check the machines: no such file")
 
     monkeypatch.setattr(check, "inspect", inspect)
     assert check.main(asked) == 2
     said = capsys.readouterr()
-    assert said.err == "tandem: could not look at the machines: no such file\n"
+    assert said.err == "tandem: could not check the machines: no such file\n"
     if asked:
         (finding,) = json.loads(said.out)["findings"]
         assert (finding["fault"], "no such file" in finding["cause"]) == ("cannot_look", True)

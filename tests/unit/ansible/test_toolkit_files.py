@@ -1,4 +1,4 @@
-"""The control machine gathers the files: what is missing is named, what was used once is kept."""
+"""The control node gathers the files: what is missing is named, what was used once is kept."""
 
 import json
 

@@ -142,7 +142,7 @@ def test_dry_provision_prints_the_whole_list(path, tmp_path):
 
 @pytest.mark.parametrize(
     ("fact", "code", "words"),
-    [("host", 2, "is no file of facts"), ("kernel", 2, "the facts of node1 lack 'kernel'"),
+    [("host", 2, "is not a file of facts"), ("kernel", 2, "the facts of node1 lack 'kernel'"),
      ("interface", 0, "")],  # this plan does not need the last one
 )  # fmt: skip
 def test_a_file_of_facts_that_lacks_one_is_refused_by_its_name(fact, code, words, tmp_path, capsys):

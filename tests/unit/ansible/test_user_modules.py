@@ -42,7 +42,7 @@ def test_a_key_is_added_once_and_taken_away_alone(keys, tmp_path):
 def test_what_is_no_file_makes_nobody_wait(keys):
     keys.parent.mkdir(parents=True)
     os.mkfifo(keys)
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         user_key.install(str(keys), KEY, False)
 
 

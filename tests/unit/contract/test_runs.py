@@ -88,7 +88,7 @@ def test_a_question_about_another_network_is_answered_and_not_kept(runs, capsys)
     capsys.readouterr()
     assert plan(runs, "--link", "10gbit") == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "Over a link of 10 Gbit/s" in told and "Not kept for the next run's report" in told
+    assert "Over a link of 10 Gbit/s" in told and "The next run's report does not use this" in told
     assert prediction_path(runs, "resnet50", 2).read_text() == kept
     assert warn_if_slower(predicted(runs), 2, "allreduce", SGD) == warned
 
@@ -115,7 +115,7 @@ def test_a_run_is_found_by_its_model(tmp_path, capsys, model, name):
     assert not may_have_trained(name, "other")
     RunBuilder(tmp_path / name, model=model).write()
     assert main(["plan", "--runs", str(tmp_path), "--model", model]) == 0
-    assert f"In {name} a step" in " ".join(capsys.readouterr().out.split())
+    assert f"In {name}, a step" in " ".join(capsys.readouterr().out.split())
 
 
 MEASURED = Setting("resnet50", 32, 224, "fp32")

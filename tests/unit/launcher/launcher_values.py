@@ -80,7 +80,7 @@ def facts(number, skew=0.0, **changes):
 
 
 def problems(hosts, found, asked=None, control=None):
-    """What is wrong with these machines, of whose answers and control machine all else is well."""
+    """What is wrong with these machines, of whose answers and control node all else is well."""
     machines = OpenMachines(hosts, {}, {one.host: one for one in found})
     asked = asked or needs(model="resnet18")
     return judge.problems(machines, asked, control or Control(1 << 40))

@@ -69,7 +69,7 @@ def test_a_run_whose_first_files_cannot_be_written_does_not_begin(monkeypatch):
         (folders.lock, (nowhere / "r",)),
         (folders.point_latest, (nowhere / "r",)),
     ):
-        with pytest.raises(UserError, match=r"/proc/self/.* cannot be written \(.+\): make room"):
+        with pytest.raises(UserError, match=r"/proc/self/.* cannot be written \(.+\): free space"):
             begin(*where)
 
 

@@ -52,7 +52,7 @@ def ready(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("file", ["best.pt", "~/no/best.pt"])
 def test_weights_that_can_be_nowhere_are_refused_before_any_machine_is_asked(ready, file):
-    with pytest.raises(UserError, match="there is no such file here"):
+    with pytest.raises(UserError, match="there is no such file on the control node"):
         ready(args=["--weights", file])
     with pytest.raises(UserError, match="cannot write to"):  # the machines may have this one
         ready({"writable": False}, args=["--weights", "/no/best.pt"])
@@ -66,7 +66,7 @@ def test_busy_machines_are_waited_for_and_that_is_said_once(ready):
     assert ready.slept == [participants.QUEUE_POLL_SECONDS] * 3
     waited = [line for line in ready.said().splitlines() if "waiting: " in line]
     assert [line.split("by ")[1][:3] for line in waited] == ["ann", "ben"]
-    assert ready.said().count("whichever asks first") == 1
+    assert ready.said().count("the first that checks gets them") == 1
 
 
 def test_busy_machines_are_not_waited_for_beyond_the_end(ready):

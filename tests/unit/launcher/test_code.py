@@ -114,7 +114,7 @@ def test_what_a_machine_holds_is_compared(checkout, target):
     nodes, folders = {one.name: LocalNode(one)}, {one.name: folder}
     guards.check_code(code.current().sha256, [one], nodes, folders)
     (sent / "trainer/loop.py").write_text("rate = 3\n")
-    with pytest.raises(UserError, match=r"node1: .*does not hold what was sent"):
+    with pytest.raises(UserError, match=r"node1: .*differs from what was sent"):
         guards.check_code(code.current().sha256, [one], nodes, folders)
 
 
@@ -138,7 +138,7 @@ def test_files_that_change_while_they_are_copied_are_told(checkout, monkeypatch)
             file.write("#\n")
 
     monkeypatch.setattr(shutil, "copy2", meanwhile)
-    with pytest.raises(UserError, match="change while they are copied"):
+    with pytest.raises(UserError, match="change while Tandem copies them"):
         code.current()
 
 
@@ -304,7 +304,7 @@ def test_patterns_and_files_without_end_are_an_error(repository, monkeypatch):
     monkeypatch.setattr(git, "MEMORY_KIB", 256 << 10)
     with (repository / ".gitignore").open("r+b") as file:
         file.truncate(512 << 20)
-    with pytest.raises(UserError, match=r"git says: .*memory"):
+    with pytest.raises(UserError, match=r"git prints: .*memory"):
         code.current(repository)
     (repository / ".gitignore").write_text("**/a/" * 12 + "b\n")
     (repository / ("a/" * 40)).mkdir(parents=True)

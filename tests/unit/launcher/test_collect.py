@@ -91,9 +91,7 @@ def test_what_is_no_regular_file_stays_there(node2, run, tmp_path, kind):
     make.get(kind, Path.mkdir)({"link": victim, "device": "/dev/zero"}.get(kind, path))
     problems = bring(part, run)
     assert len(problems) == 1
-    assert (
-        "node2: nodes/node2/links.json was not collected: it is not a regular file" in problems[0]
-    )
+    assert "node2: nodes/node2/links.json was not copied: it is not a regular file" in problems[0]
     assert found(run) == []
 
 
@@ -132,7 +130,7 @@ def test_a_machine_that_talks_instead_of_sending_is_left(node2, run):
     part, _ = node2
     problems = bring(part, run, Sends("while True: print('y' * 1000)"))
     assert problems == [
-        "node2: nodes/node2/links.json and what follows it was not collected: the machine sent "
+        "node2: nodes/node2/links.json and later files were not copied: the machine sent "
         "something else."
     ]
 
@@ -149,7 +147,7 @@ def test_half_a_file_is_none(node2, run):
     (run / "nodes/node2").mkdir(parents=True)
     (run / "nodes/node2/links.json").write_text("before")
     problems = bring(part, run, Sends("print('tandem-file\\nhalf'); raise SystemExit(1)"))
-    assert "nodes/node2/links.json and what follows it was not collected" in problems[0]
+    assert "nodes/node2/links.json and later files were not copied" in problems[0]
     assert (run / "nodes/node2/links.json").read_text() == "before"
 
 
@@ -165,7 +163,7 @@ def test_a_checkpoint_takes_no_more_than_the_disk_has(node2, run, monkeypatch):
     (output / "checkpoints/node2/step-3.pt").write_bytes(b"x" * (2 * MIB))
     free = collect.DISK_LEFT + MIB
     monkeypatch.setattr(collect.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
-    with pytest.raises(collect.Unwritable, match="only 1 MiB to spare for step-3"):
+    with pytest.raises(collect.Unwritable, match="the control node has only 1 MiB for step-3"):
         best_and_last({"node2": LocalNode(host(2))}, part, run)
     assert found(run) == []
 
@@ -202,7 +200,7 @@ def test_a_newest_checkpoint_that_fills_the_room_hides_no_others(both, run, monk
     paths, (problem,) = collect.best_and_last(lies, *both, run)
     assert run / "checkpoints/node1/step-3.pt" in paths
     assert problem == (
-        "node2: checkpoints/node2/step-999.pt was not collected: only 1 MiB to spare for "
+        "node2: checkpoints/node2/step-999.pt was not copied: the control node has only 1 MiB for "
         "step-999.pt."
     )
 

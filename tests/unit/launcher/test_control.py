@@ -51,7 +51,7 @@ def test_a_controller_on_another_machine_is_not_killed_here(run, monkeypatch):
     held = folders.lock(folder)
     (folder / "controller.pid").write_text(f"{os.getpid()} pc7 1\n")
     monkeypatch.setattr(control.os, "kill", lambda *_: pytest.fail("killed"))
-    with pytest.raises(UserError, match="is carried out on pc7: type `make stop RUN="):
+    with pytest.raises(UserError, match="is pc7: type `make stop RUN="):
         control.stop(folder.name)
     held.close()
 
@@ -68,7 +68,7 @@ def test_whoever_holds_a_lock_makes_no_run_of_a_pid_that_is_another_s_now(run, m
     with path.open() as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert control.state(folder) == "finished"
-        with pytest.raises(UserError, match="is not under way"):
+        with pytest.raises(UserError, match="is not running"):
             control.stop(folder.name)
 
 
@@ -77,7 +77,7 @@ def test_what_another_user_s_run_says_is_its_controller_is_not_killed(run, monke
     held = folders.lock(folder)
     monkeypatch.setattr(control.os, "getuid", lambda: os.geteuid() + 1)
     monkeypatch.setattr(control.os, "kill", lambda *_: pytest.fail("killed"))
-    with pytest.raises(UserError, match="is another user's"):
+    with pytest.raises(UserError, match="belongs to another user"):
         control.stop(folder.name)
     held.close()
 
@@ -104,13 +104,13 @@ def test_status_shows_attempts_causes_and_the_last_line_of_each_rank(run, capsys
     assert "attempt 1, failed: node1, node2: first attempt" in said
     assert "node2 ran" in said and "\x1b" not in said
     assert said.splitlines()[-3:-1] == ["  [node9 9] nine", "  [node10 10] ten"]
-    assert said.splitlines()[-1].startswith("tandem: between runs `make top` and `make check`")
+    assert said.splitlines()[-1].startswith("tandem: between runs, `make top` and `make check`")
 
 
 def test_a_run_that_is_over_is_not_stopped(run):
     done = json.dumps({"status": "finished", "attempts": []})
     folder = run("20260101T000000Z-resnet18-2n", "{}", done)
-    with pytest.raises(UserError, match="is not under way; its state is `finished`"):
+    with pytest.raises(UserError, match="is not running; its state is `finished`"):
         control.stop(folder.name)
 
 

@@ -202,7 +202,7 @@ def test_a_run_that_goes_on_keeps_its_level_and_names_who_lacks_it():
     old, new = facts(1, gpus=having("2080 Ti")), facts(2, gpus=having("3090"))
     assert problems([host(2)], [new], begun=True, **settings) == []
     (one,) = problems([host(1)], [old], begun=True, **settings)
-    assert "NVIDIA GeForce RTX 2080 Ti (node1)" in one.text and "leave node1 out" in one.text
+    assert "NVIDIA GeForce RTX 2080 Ti (node1)" in one.text and "omit node1" in one.text
     assert codes(problems([host(1)], [facts(1)], begun=True, **settings)) == ["no-gpu"]
 
 
@@ -217,7 +217,9 @@ def test_a_dry_run_shows_what_the_ranks_will_decide_and_a_resumed_run_keeps_it(m
     assert "precision O1: " in plan.render(made, machines)
     assert {node.env["TANDEM_DEVICE"] for node in made.nodes} == {"cuda"}
     # The ranks are told what an earlier attempt decided. node2 lacks bf16, so it stays out.
-    with pytest.raises(UserError, match=r"2080 Ti \(node2\).* began with: leave node2 out"):
+    with pytest.raises(
+        UserError, match=r"2080 Ti \(node2\).* keeps its first precision: omit node2"
+    ):
         checks.check_machines(Config(), terminal, run="r", decided={"precision": "bf16"})
     again = checks.check_machines(Config(), terminal, run="r", decided={"precision": "O1"})
     assert checks.make_plan(again, machines, run="r").measured.decided == {"precision": "O1"}

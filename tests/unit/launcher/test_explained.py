@@ -56,7 +56,10 @@ def test_a_machine_that_hangs_up_is_not_called_frozen_and_one_that_is_frozen_is(
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         said = said_of(port)  # the kernel takes the connection, and nobody is there
-        assert "its ssh said nothing in 0 s: is it frozen?" in said and "closed" not in said
+        assert (
+            "its ssh server sent nothing for 0 s: is the machine frozen?" in said
+            and "closed" not in said
+        )
 
         def hang_up():
             with contextlib.suppress(OSError):

@@ -46,7 +46,7 @@ def test_the_next_such_time_of_day_is_meant(berlin, monkeypatch, now, text, then
 
 @pytest.mark.parametrize("text", ["24:00", "19", "19:60", "", "19:00:00", "\u0661\u0669:00"])
 def test_what_is_no_time_of_day_is_refused_by_its_name(text):
-    with pytest.raises(UserError, match=f"^UNTIL={text}: give a time of day like 19:00"):
+    with pytest.raises(UserError, match=f"^UNTIL={text}: type a time of day, such as 19:00"):
         hours.moments(None, text)
 
 
@@ -109,7 +109,7 @@ def test_where_it_may_fall_asleep_that_is_said(inhibit, monkeypatch, tmp_path, c
     terminal = Terminal(said := io.StringIO())
     with hours.awake("a run begins", terminal):
         terminal.drain()
-        assert "this machine may go to sleep before the run is over" in said.getvalue()
+        assert "the control node may go to sleep during the run" in said.getvalue()
 
 
 def test_the_lock_ends_with_its_holder_however_that_ends(inhibit):

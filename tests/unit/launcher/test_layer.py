@@ -106,7 +106,7 @@ def test_a_second_launcher_waits_and_finds_the_layer_made(asks, tmp_path, monkey
 def test_a_disk_that_takes_no_layer_is_a_sentence(asks, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setattr(layer, "CACHE", tmp_path / "file/cache")
-    with pytest.raises(UserError, match=r"could not be kept: .*/file/cache: Not a directory"):
+    with pytest.raises(UserError, match=r"could not be stored: .*/file/cache: Not a directory"):
         layer.build_layer(asks("tool"), ENVIRONMENT)
 
 
@@ -172,7 +172,7 @@ def test_hashes_are_held(index, asks, tmp_path):
     part = f"part==0.5 --hash=sha256:{sha256_of(index / 'part-0.5-py3-none-any.whl')}"
     tool = f"tool==1.0 --hash=sha256:{sha256_of(index / 'tool-1.0-py3-none-any.whl')}"
     assert layer.build_layer(asks(part, "base<2"), ENVIRONMENT).packages == {"part": "0.5"}
-    with pytest.raises(UserError, match="has hashes, but none for part"):
+    with pytest.raises(UserError, match="has hashes, but not for part"):
         layer.build_layer(asks(tool), ENVIRONMENT)
     (tmp_path / "limits.txt").write_text(f"part==0.5 --hash=sha256:{'0' * 64}\n")
     with pytest.raises(UserError, match=r"[Hh]ash mismatch"):

@@ -119,7 +119,7 @@ def test_an_earlier_run_serves_without_any_machine(cluster, capsys, tmp_path, mo
     assert "inventory.ini is missing." in capsys.readouterr().err
     RunBuilder(tmp_path / "runs/20261122T130000Z-resnet50-4n").write()
     assert plan() == 0
-    assert "In 20261122T130000Z-resnet50-4n a step" in capsys.readouterr().out
+    assert "In 20261122T130000Z-resnet50-4n, a step" in capsys.readouterr().out
     assert not taken
 
 
@@ -173,7 +173,7 @@ def test_a_machine_that_another_run_took_first_is_waited_for_if_asked(
     assert len(taken) == 1
     assert plan("--queue", "--measure") == 2
     said = capsys.readouterr()
-    assert "waiting: node2" in said.out and "stopped before it was measured" in said.err
+    assert "waiting: node2" in said.out and "stopped before it could be measured" in said.err
     assert len(taken) == 3
 
 
@@ -190,6 +190,6 @@ def test_noise_is_for_a_model_that_was_named_without_images(monkeypatch, words, 
 def test_on_paper_no_machine_is_asked_for(capsys, monkeypatch):
     monkeypatch.setattr(measure, "plan", None)
     assert cli.main(["plan", "--gpu", "2080ti", "--model", "resnet50", "--nodes", "2"]) == 0
-    assert "One 2080ti on paper" in capsys.readouterr().out
+    assert "One 2080ti, not measured" in capsys.readouterr().out
     assert cli.main(["plan", "--gpu", "voodoo2"]) == 2
-    assert "voodoo2: known are" in capsys.readouterr().err
+    assert "voodoo2: Tandem knows" in capsys.readouterr().err

@@ -46,7 +46,7 @@ def test_a_model_of_one_s_own_is_given_by_the_path_of_its_file(mine, monkeypatch
     [
         ("net.py", "MODEL=net.py: name the function that returns the model, like MODEL="),
         ("nett.py:build", "there is no file"),
-        ("~nosuch/net.py:build", "MODEL=~nosuch/net.py:build is no path"),
+        ("~nosuch/net.py:build", "MODEL=~nosuch/net.py:build is not a path"),
     ],
 )
 def test_a_path_that_leads_to_no_model_is_refused_before_anything_else(

@@ -100,12 +100,12 @@ def test_a_program_that_is_gone_by_then_is_a_line(tmp_path):
     ("command", "why"),
     [
         ("mail -s 'x", "a quote is not closed"),
-        ("sh {top5}", "{top5} is no fact of a run: there are {run}, {status}, {top1}"),
-        ("no-such-program {run}", "there is no program no-such-program on this machine"),
-        ("sh -c 'mail -s \"{why}\" anna'", "sh would read {why} as code"),
-        ("env A=b /bin/bash -lc 'echo {top1}'", 'write "$TANDEM_TOP1" there'),
-        ("ssh anna@pc1 notify-send {why}", "ssh would read {why} as code"),
-        ("""python3 -c 'print("{folder}")'""", "python3 would read {folder} as code"),
+        ("sh {top5}", "{top5} does not exist: use {run}, {status}, {top1}"),
+        ("no-such-program {run}", "the control node has no program no-such-program"),
+        ("sh -c 'mail -s \"{why}\" anna'", "sh would run {why} as code"),
+        ("env A=b /bin/bash -lc 'echo {top1}'", 'write "$TANDEM_TOP1" instead'),
+        ("ssh anna@pc1 notify-send {why}", "ssh would run {why} as code"),
+        ("""python3 -c 'print("{folder}")'""", "python3 would run {folder} as code"),
     ],
 )
 def test_what_can_never_work_is_refused_before_anything_begins(command, why, monkeypatch):

@@ -80,8 +80,8 @@ def test_the_digits_have_recipes_and_what_was_typed_wins(model):
         ("ARGS=--per_node_batch_size 0", "--per_node_batch_size 0: must be at least 1."),
         ("ARGS=--lr nan", "--lr nan: must be a number."),
         ("PRECISION=fp16", "O2, O3: O1 is fp16, with fp32 where it is needed."),
-        ("ARGS=--predict /tmp/out.csv", "a name without a folder, like out.csv."),
-        ("ARGS=--extract ..", "ARGS='--extract ..': the file comes into runs/"),
+        ("ARGS=--predict /tmp/out.csv", "a name without a folder, such as out.csv."),
+        ("ARGS=--extract ..", "ARGS='--extract ..': Tandem writes the file into runs/"),
         ("SYNC=ef:4:own", "SYNC=ef:LEVELS[:SCALE]: LEVELS is one of 3, 5, 15, 255, not '4'."),
     ],
 )
@@ -107,7 +107,7 @@ def test_a_run_is_found_by_what_was_printed_of_it(tmp_path, monkeypatch):
     (run / "plan.json").touch()
     for name in (run.name, f"runs/{run.name}", f"runs/{run.name}/report.html", f"{run}/"):
         assert folders.find(name) == run
-    with pytest.raises(UserError, match=f"no run other in .*: the newest are {run.name}"):
+    with pytest.raises(UserError, match=f"has no run other: the newest runs are {run.name}"):
         folders.find("other")
 
 

@@ -92,7 +92,7 @@ def test_the_folders_that_were_named_come_from_every_machine(nodes, there, run):
     assert here(run) == ["work/node1/out/deep/a.txt", "work/node2/out/a name with spaces.txt"]
     assert (run / "work/node1/out/deep/a.txt").read_text() == "one"
     assert said[0] == "node1: 1 of 1 file in work/node1"
-    assert said[1].startswith("node1: 2 files not collected from ")
+    assert said[1].startswith("node1: 2 files not copied from ")
     assert said[1].endswith(", links: out/link.txt, out/linked")
     assert said[2:] == ["node2: 1 of 1 file in work/node2"]
 
@@ -120,7 +120,7 @@ def test_without_a_name_all_that_is_new_or_changed_comes_once(nodes, there, run)
     names = ("a/result.txt", "notes.txt")
     assert here(run) == [*(f"work/node1/{name}" for name in names), "work/node2/a/result.txt"]
     assert said[0] == "node1: 2 of 2 files in work/node1"
-    assert said[-1].startswith("node2: 1 file equal")
+    assert said[-1].startswith("node2: 1 file identical")
 
 
 def test_a_sent_file_never_replaces_one_of_the_run(there):
@@ -245,7 +245,7 @@ def test_a_name_that_leads_elsewhere_is_no_file(nodes, there, run, name):
     wrote(there, "node1", "out/b/c")
     wrote(there, "node1", "out/good.txt")
     said = outputs.bring({**nodes, "node1": liar}, there, ("out",), run, 1000)
-    assert "node1: 2 files not collected" in said[1] and "names that lead out" in said[1]
+    assert "node1: 2 files not copied" in said[1] and "names that lead out" in said[1]
     assert here(run) == ["work/node1/out/b/c", "work/node1/out/good.txt"]
 
 
@@ -259,9 +259,7 @@ def test_what_was_a_file_and_is_a_folder_is_that_file_s_trouble(nodes, there, ru
     wrote(there, "node1", "out/c.txt", at=1)
     said = outputs.bring(nodes, there, ("out",), run, 1 << 20)
     assert here(run) == [f"work/node1/out/{before}", "work/node1/out/c.txt"]
-    assert any(
-        "here something else has its name" in s and s.endswith(f": out/{after}") for s in said
-    )
+    assert any("something else has its name" in s and s.endswith(f": out/{after}") for s in said)
 
 
 def planted(*_):
@@ -286,7 +284,7 @@ def test_whatever_a_reader_of_one_machine_raises_the_other_s_files_come(
     wrote(there, "node1", "out/a.pt")
     wrote(there, "node2", "out/a.pt", "another")
     said = outputs.bring(nodes, {"node1": there["node1"]}, ("out",), run, 1 << 20)
-    assert any("not collected" in line and "ZeroDivisionError: planted" in line for line in said)
+    assert any("not copied" in line and "ZeroDivisionError: planted" in line for line in said)
     outputs.bring(nodes, there, ("out",), run, 1 << 20)
     assert here(run) == ["work/node1/out/a.pt", "work/node2/out/a.pt"]
     calls.clear()
@@ -300,7 +298,7 @@ def test_more_files_than_a_run_takes_are_counted(nodes, there, run, monkeypatch)
     told = outputs.bring(nodes, there, ("out",), run, 1000)
     assert here(run) == ["work/node1/out/2", "work/node1/out/3"]
     assert told[0] == "node1: 2 of 4 files in work/node1"
-    assert "2 files not collected" in told[1] and told[1].endswith("the 2 newest of a machine")
+    assert "2 files not copied" in told[1] and told[1].endswith("the 2 newest files of a machine")
 
 
 def test_every_machine_has_the_newest_checkpoint_before_the_next_attempt(nodes, there, run):
@@ -350,7 +348,7 @@ def test_each_machine_may_go_on_from_a_file_of_its_own(nodes, there, run):
     with pytest.raises(UserError, match="node2 has none"):
         search(nodes, there, run).find_on_all()
     wrote(there, "node2", "out/3.pt", "two", at=3)
-    with pytest.raises(UserError, match="no intact one is on all machines"):
+    with pytest.raises(UserError, match="no intact checkpoint is on all machines"):
         search(nodes, there, run).find_on_all()
     wrote(there, "node2", "out/2.pt", archive()[:-30], at=2)
     wrote(there, "node2", "out/1.pt", "two", at=1)
@@ -460,7 +458,7 @@ def test_a_checkpoint_with_parts_on_several_machines_is_assembled_on_all(nodes, 
     of_two(there, 3, rank1=False)
     of_two(there, 4, rank0=("__0_0.distcp",))
     found = search(nodes, there, run, last=there)
-    with pytest.raises(UserError, match="no intact one is on all machines"):
+    with pytest.raises(UserError, match="no intact checkpoint is on all machines"):
         found.find_on_all()
     assert found.copy_newest(1 << 20) == "out/step-2"
     assert [line.split(" ", 1)[0] for line in found.rejected] == ["out/step-4", "out/step-3"]
@@ -480,8 +478,8 @@ def test_a_checkpoint_that_lacks_what_a_killed_rank_writes_is_not_complete(nodes
     accelerates(there, "node1", "step_3", ("model-00001-of-00002.bin", "random_0.pt"), at=3)
     found = search(nodes, there, run, last=there)
     assert found.copy_newest(1 << 20) == "out/step_1"
-    assert "1 of 2 files like out/step_3/model-#.bin" in found.rejected[0]
-    assert "1 of 2 files like random_#.pt" in found.rejected[1]
+    assert "1 of 2 files such as out/step_3/model-#.bin" in found.rejected[0]
+    assert "1 of 2 files such as random_#.pt" in found.rejected[1]
 
 
 def test_a_run_on_fewer_machines_goes_on_from_what_it_saved_last(nodes, there, run):
@@ -530,7 +528,7 @@ def test_a_script_that_looks_for_its_checkpoint_finds_the_same_on_each_machine(n
     ]
     of_two(there, 4, rank1=False)
     with pytest.raises(
-        UserError, match=r"step-4 is not complete: .* looks for its checkpoint itself"
+        UserError, match=r"step-4 is not complete: .* searches for its checkpoint itself"
     ):
         hand_over(nodes, there, run)
     assert hand_over(nodes, there, run, is_told=True)[0] == "out/e-3.pth"

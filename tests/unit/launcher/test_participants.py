@@ -48,16 +48,20 @@ def test_hours_go_over_midnight_and_over_the_week(text, day, has):
 @pytest.mark.parametrize(
     ("word", "text", "said"),
     [
-        ("owner", "maybe", "owner is 'maybe': the only word is yields: write owner=yields, or"),
-        ("hours", "19:00-19:00", "19:00-19:00 is no span of time: write spans of each day like"),
-        ("hours", "10:00-24:30", "10:00-24:30 is no span of time"),
+        ("owner", "maybe", "owner is 'maybe': the only value is yields: write owner=yields, or"),
+        ("hours", "19:00-19:00", "19:00-19:00 is not a span of time: write spans of time"),
+        ("hours", "10:00-24:30", "10:00-24:30 is not a span of time"),
         ("hours", "19:00-07:30,07:00-08:00", "19:00-07:30 and 07:00-08:00 overlap"),
         ("hours", "sat,sat", "sat and sat overlap"),
         ("hours", "25:00-26:00", "'25:00-26:00' is neither a span of time nor a day"),
-        ("idle_minutes", "0", "that is no number of minutes up to 1440: write minutes, like 10"),
-        ("away_dir", "away", "that is no path from /"),
-        ("owners", "yields", "owners= is no word: write owner=, or call it otherwise"),
-        ("Hour", "sat", "Hour= is no word: write hours="),
+        (
+            "idle_minutes",
+            "0",
+            "that is not a number of minutes up to 1440: write minutes, such as 10",
+        ),
+        ("away_dir", "away", "that is not an absolute path"),
+        ("owners", "yields", "owners= is not a setting: write owner=, or choose another name"),
+        ("Hour", "sat", "Hour= is not a setting: write hours="),
         ("idle_minutes", "5", "idle_minutes= has no effect without owner= or hours="),
     ],
 )
@@ -235,7 +239,7 @@ def names(found, **words):
 
 
 TAKEN = {"runs": [{"pid": 7, "run": "another", "holder": "berta@office", "seconds": 9}]}
-OFF = "node3 (tandem@192.0.2.3, port 22): its host key differs from the one in your known_hosts"
+OFF = "node3 (tandem@192.0.2.3, port 22): its host key differs from the key in your known_hosts"
 
 
 def test_a_start_leaves_machines_out_and_says_why(machines):
@@ -243,7 +247,7 @@ def test_a_start_leaves_machines_out_and_says_why(machines):
     these, _, said = begin(Participants(DESKS, Config()))
     assert [one.name for one in these.hosts] == ["node1"]
     assert said.splitlines() == [
-        "tandem: the run begins without node2 (192.0.2.2): somebody works at it",
+        "tandem: the run begins without node2 (192.0.2.2): somebody uses it",
         f"tandem: the run begins without {OFF}",
     ]
     machines["node2"] = problem("python-missing", host(2), python="/no/python", reason="no file")
@@ -321,7 +325,7 @@ def test_whoever_comes_back_too_late_ends_the_run_with_what_is_wrong(machines, m
     with pytest.raises(UserError) as caught:
         restart(Participants([host(n) for n in (1, 2, 3)], Config(min_nodes=2)))
     unfit, silent, short = caught.value.problems
-    assert "node2" in unfit and silent == OFF and "needs 2 machines, and only 1" in short
+    assert "node2" in unfit and silent == OFF and "needs 2 machines, but only 1" in short
     assert participants.PATIENCE < clock[0] < participants.PATIENCE + 10
 
 
@@ -378,7 +382,7 @@ def test_one_that_cannot_join_does_not_start_the_run_again_without_end(machines,
         found.look()
         assert found.regroup() == "node2 can participate"
         found.note_sign("node1", "seat")
-        assert found.regroup() == "node1 leaves: somebody works at it"  # which goes first
+        assert found.regroup() == "node1 leaves: somebody uses it"  # which goes first
 
 
 def test_one_that_nobody_looks_at_again_is_asked_before_the_next_attempt(machines):
@@ -398,7 +402,7 @@ def test_a_run_that_is_stopped_while_it_waits_says_what_it_waited_for(machines):
         restart(found, stopped=True)
     assert caught.value.problems == (
         "the run was stopped while it waited: at least 1 machine must be free: node1: somebody "
-        "works at it",
+        "uses it",
     )
     found.note_sign("node1", None)
     assert found.select(Moment.RESTART).left_out["node1"].message == (
@@ -408,7 +412,7 @@ def test_a_run_that_is_stopped_while_it_waits_says_what_it_waited_for(machines):
     with pytest.raises(UserError) as caught:
         restart(Participants([host(1), host(2)], Config()), stopped=True)
     assert "node2" in caught.value.problems[0]
-    assert caught.value.problems[1].endswith("2 machines must answer and be fit")
+    assert caught.value.problems[1].endswith("2 machines must be ready")
 
 
 def test_while_it_waits_that_is_said_once(machines, monkeypatch):

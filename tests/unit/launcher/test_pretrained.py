@@ -1,4 +1,4 @@
-"""Weights by name are fetched once by the control machine, checked and kept; and timm goes along
+"""Weights by name are fetched once by the control node, checked and kept; and timm goes along
 where a machine lacks it."""
 
 import hashlib
@@ -110,7 +110,7 @@ def test_a_checksum_is_kept_and_said_and_a_mirror_without_one_is_named(
     monkeypatch.setattr(Terminal, "say", lambda _, text: said.append(text))
     Server.promised = promised
     assert store(None).name == f"net.a1-{SHA256}.safetensors"
-    assert SHA256 in said[-1] and ("states none" in said[-1]) == (not promised)
+    assert SHA256 in said[-1] and ("published no checksum" in said[-1]) == (not promised)
 
 
 def test_one_of_the_bundle_needs_no_server(store, monkeypatch, tmp_path):
@@ -123,8 +123,8 @@ def test_one_of_the_bundle_needs_no_server(store, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "file, why",
     [
-        ("net-00000000.pth", "another file than was promised"),
-        ("cut-00000000.pth", "bytes came"),
+        ("net-00000000.pth", "sent an unexpected file"),
+        ("cut-00000000.pth", "bytes arrived"),
         ("gone-00000000.pth", "no such file"),
     ],
 )
@@ -137,7 +137,7 @@ def test_what_is_not_the_file_is_a_sentence_and_nothing_is_kept(store, tmp_path,
 
 def test_the_hub_s_hash_counts(store, tmp_path):
     Server.promised = "0" * 64
-    with pytest.raises(UserError, match="another file than was promised"):
+    with pytest.raises(UserError, match="sent an unexpected file"):
         store(None)
     assert list((tmp_path / "cache").iterdir()) == []
 

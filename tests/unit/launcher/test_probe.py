@@ -148,7 +148,7 @@ def test_an_image_that_comes_into_a_sub_folder_is_counted(ask, tmp_path):
 
 
 def test_while_a_data_set_is_read_there_are_signs_of_life(tmp_path, monkeypatch, capsys):
-    """By each the control machine waits longer (test_engine.py), at most one a second."""
+    """By each the control node waits longer (test_engine.py), at most one a second."""
     root = write(tmp_path / "data", *USUAL)
     clock = itertools.count(0, 0.6)
     monkeypatch.setattr(probe.time, "monotonic", lambda: next(clock))

@@ -128,7 +128,7 @@ def test_predictions_come_into_the_run_s_folder_here(start):
 
 def test_predictions_that_do_not_come_are_an_error(start):
     code, said, _ = start("", nodes=1, trainer={"predict": "out.csv"})
-    assert code == UNWRITTEN and "node1: results/out.csv was not collected: it is gone" in said
+    assert code == UNWRITTEN and "node1: results/out.csv was not copied: it is gone" in said
 
 
 READS = """
@@ -154,8 +154,8 @@ def test_the_first_cause_ends_all_and_gives_the_exit_code(start):
     cause = told(folder)["attempts"][0]["first_cause"]
     assert (cause["host"], cause["rank"], cause["exit_code"]) == ("node2", 1, 41)
     assert cause["last_lines"] == ["about to break"]
-    assert said.count(": clean: ") == 3
-    assert said.splitlines()[-1].startswith("tandem: this run cannot be continued")
+    assert said.count(": all processes of the run have ended") == 3
+    assert said.splitlines()[-1].startswith("tandem: this run cannot be resumed")
 
 
 def test_its_end_is_told_by_notify_whatever_becomes_of_that(start, tmp_path):
@@ -210,8 +210,8 @@ def test_a_run_that_is_to_stop_saves_and_ends(start, monkeypatch, by):
     monkeypatch.setattr(hours, "awake", lambda *_: contextlib.nullcontext())
     code, said, folder = start(script, 1, max_restarts=3, until=1000 * (by == "UNTIL") or None)
     assert (code, told(folder)["status"], len(told(folder)["attempts"])) == (75, "stopped", 1)
-    assert "[node1 0] saved" in said and "node1: clean: " in said
-    assert ("(UNTIL): the run saves and ends" in said) is (by == "UNTIL")
+    assert "[node1 0] saved" in said and "node1: all processes of the run have ended" in said
+    assert ("(UNTIL): the run saves a checkpoint and ends" in said) is (by == "UNTIL")
 
 
 def test_a_machine_lost_at_a_restart_is_one_more_failure(start, monkeypatch):
@@ -307,7 +307,7 @@ def test_where_no_start_follows_the_files_come_over_new_connections(start, monke
     """The run was to go on with other machines: for these it had closed its connections."""
 
     def gather(*_):
-        raise UserError("only 0 machines answer and are fit")
+        raise UserError("only 0 machines are ready")
 
     ready, seen = threading.Event(), Terminal.lines
 
@@ -322,7 +322,7 @@ def test_where_no_start_follows_the_files_come_over_new_connections(start, monke
     monkeypatch.setattr(Participants, "gather", gather)
     monkeypatch.setattr(OpenMachines, "close", lambda machines: machines.nodes.clear())
     code, said, folder = start(WHOLE + STOPS, nodes=1, env={"ODD": ""})
-    assert code == 75 and "tandem: only 0 machines answer and are fit" in said
+    assert code == 75 and "tandem: only 0 machines are ready" in said
     held = sorted(path.name for path in (folder / "checkpoints/node1").iterdir())
     assert held == ["best.pt", "step-12.pt"]
 
@@ -357,8 +357,8 @@ def refuse_outcome(monkeypatch):
 @pytest.mark.parametrize(
     ("refuse", "why"),
     [
-        (refuse_records, "stays on the machines, in runs/r of their node_dir"),
-        (refuse_report, "the report could not be made (full)"),
+        (refuse_records, "are still on the machines, in runs/r of their node_dir"),
+        (refuse_report, "the report failed (full)"),
         (refuse_outcome, "attempts.json could not be written (Read-only file system)"),
     ],
 )
@@ -441,7 +441,7 @@ def test_a_run_that_begins_in_another_s_second_gets_the_next_one(tmp_path):
 
 def test_a_run_has_one_controller(tmp_path):
     held = folders.lock(tmp_path)
-    with pytest.raises(UserError, match=f"is being carried out by process {os.getpid()}"):
+    with pytest.raises(UserError, match=f"process {os.getpid()} .*is running"):
         folders.lock(tmp_path)
     held.close()
     folders.lock(tmp_path).close()

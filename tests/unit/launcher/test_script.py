@@ -105,7 +105,7 @@ def test_a_script_in_a_folder_that_git_ignores_is_sent_with_its_folder(project):
         assert beside | {name, name.replace("try", "net")} <= sent
         assert not any(".bin" in name for name in sent)
     code.current.cache_clear()
-    with pytest.raises(UserError, match=r"x\.local\.py is not sent \(ignored by git"):
+    with pytest.raises(UserError, match=r"does not send x\.local\.py \(ignored by git"):
         read(project, "x.local.py")
 
 
@@ -114,25 +114,25 @@ def test_a_script_in_a_folder_that_git_ignores_is_sent_with_its_folder(project):
     [
         (["--script", "nowhere.py"], "there is no file"),
         (["--script", "~nosuch/train.py"], "SCRIPT=~nosuch/train.py is not a path"),
-        (["--script", "train.py --lr 0.1"], 'its options are ARGS="--lr 0.1"'),
-        (["--script", "train.py", "--folder", "package"], "SCRIPT=train.py is not in it"),
+        (["--script", "train.py --lr 0.1"], 'Its options belong in ARGS="--lr 0.1"'),
+        (["--script", "train.py", "--folder", "package"], "does not contain SCRIPT=train.py"),
         (
             ["--script", "train.py", "--model", "resnet50", "--batch", "32"],
-            "MODEL, BATCH: an option",
+            "MODEL, BATCH belongs to",
         ),
-        (["--output", "out"], "OUTPUT: it belongs to your own script"),
-        (["--script=-m package.train", "--folder", "package"], "has no such module: name the fold"),
-        (["--script", "train.py", "--output", "../other"], "is not below the folder"),
-        (["--script", "train.py", "--resume-args", "--r {last}"], "give OUTPUT="),
+        (["--output", "out"], "OUTPUT works only with your own script"),
+        (["--script=-m package.train", "--folder", "package"], "has no such module: set FOLDER="),
+        (["--script", "train.py", "--output", "../other"], "is outside the folder"),
+        (["--script", "train.py", "--resume-args", "--r {last}"], "set OUTPUT="),
         (["--script", "train.py", "--resume-args", "'"], "a quote is not closed"),
         (["--script", "train.py", "--resume-args", "-r {latest}"], "nothing replaces {latest}"),
-        (["--script", "run.sh"], "it is a program of /bin/sh"),
-        (["--script", "other.sh"], "it is a program of a shell"),
-        (["--script", "train.py", "--resume-from", "self"], "give RESUME_ARGS="),
+        (["--script", "run.sh"], "is a script for /bin/sh"),
+        (["--script", "other.sh"], "is a script for a shell"),
+        (["--script", "train.py", "--resume-from", "self"], "type RESUME_ARGS="),
         (["--script", "train.py", "--resume-from", "node1"], "choose self, or leave it out"),
         (["--script", "train.py", "--max-restarts", "2"], "RESUME_ARGS='--resume {last}'"),
-        (["--script", ".tools/train.py", "--folder", "."], "is not sent (hidden"),
-        (["--script", "train.ipynb"], "it is a notebook"),
+        (["--script", ".tools/train.py", "--folder", "."], "Tandem does not send "),
+        (["--script", "train.ipynb"], "is a notebook"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_any_machine_is_asked(
@@ -325,10 +325,10 @@ def test_a_run_that_goes_on_is_the_same_script(project):
     tonight = build_script.resume_config(began, {"at": "19:00", "until": "07:00"})
     assert tonight.at and tonight.until > tonight.at
     for changes, name in (({"args": ["--lr"]}, "ARGS"), ({"script": "b.py"}, "SCRIPT")):
-        with pytest.raises(UserError, match=f"leave out {name}"):
+        with pytest.raises(UserError, match=f"omit {name}"):
             build_script.resume_config(began, changes)
     without = replace(began, resume_args=None)
-    with pytest.raises(UserError, match="give RESUME_ARGS="):
+    with pytest.raises(UserError, match="type RESUME_ARGS="):
         build_script.resume_config(without, {})
     assert build_script.resume_config(without, {"resume_args": "--again"}).resume_args == "--again"
     assert options.read(options.document(began)) == began
@@ -426,7 +426,7 @@ def test_a_secret_in_args_is_said_to_be_readable_before_any_machine_is_asked(
     with pytest.raises(SystemExit):
         checks.check_machines(asked(project, words=tuple(words)), terminal)
     terminal.drain()
-    assert said.getvalue().startswith(f"tandem: {name}: everybody") == bool(said.getvalue())
+    assert said.getvalue().startswith(f"tandem: {name}: every user") == bool(said.getvalue())
     assert bool(said.getvalue()) == bool(name)
 
 

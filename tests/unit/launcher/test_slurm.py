@@ -119,7 +119,9 @@ def test_a_guard_in_a_job_stays_in_it_and_hands_its_environment_on(guards, tmp_p
 
 
 def test_a_job_whose_second_node_cannot_be_reached_says_so():
-    with pytest.raises(UserError, match=r"localhost means .*, by which no other node is reached"):
+    with pytest.raises(
+        UserError, match=r"localhost is .*, an address at which no other node can reach it"
+    ):
         machines.address_of("localhost")
 
 

@@ -398,7 +398,7 @@ def test_a_machine_is_reached_as_ssh_s_own_configuration_says(way, jumps):
 @pytest.mark.parametrize(("jumps", "known"), [("gate", (0,)), ("gate,inner", (0, 1))])
 def test_a_hop_with_an_unknown_key_is_refused_even_where_the_user_would_not(way, jumps, known):
     node = ssh.SshNode(way(jumps, known))
-    with pytest.raises(MachineError, match=r"over gate.*ost key verification failed"):
+    with pytest.raises(MachineError, match=r"through gate.*ost key verification failed"):
         node.open()
     assert node._connection._proxy.returncode is not None
 

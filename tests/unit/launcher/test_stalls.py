@@ -72,7 +72,7 @@ def test_a_stalled_terminal_holds_up_nothing_and_the_log_is_whole(pipe, tmp_path
     seen = shown.decode().splitlines()
     assert seen[0] == lines[0] and seen[-2:] == [lines[-1], "last"]
     told = [line for line in seen if line.startswith("tandem: ")]
-    assert len(told) == 1 and "lines not shown: the terminal took none for a while" in told[0]
+    assert len(told) == 1 and "lines are not shown, because the terminal stopped reading" in told[0]
     assert int(told[0].split()[1]) == len(lines) + 2 - len(seen)
 
 
@@ -96,7 +96,7 @@ def test_a_pause_while_it_waits_is_known_before_silence_is_judged(tmp_path, monk
     monkeypatch.setattr("launcher.watch.watch.RENEW_EVERY", 0.05)
     outcome, said = watch(tmp_path, ["time.sleep(0.6)\nend('lease')"])
     assert "tandem: this machine did not run for 4" in said and len(waits) >= 3
-    assert "the control machine did not run for 4" in outcome.cause.message
+    assert "the control node did not run for 4" in outcome.cause.message
     assert (outcome.cause.source, outcome.gone) == ("paused", [])
 
 
@@ -133,7 +133,7 @@ def run_logs(tmp_path):
         """What has been said about the disk so far."""
         logs.report_disk()
         lines = screen.getvalue().splitlines()
-        return [line for line in lines if line.startswith("tandem: this machine's disk")]
+        return [line for line in lines if line.startswith("tandem: the control node's disk")]
 
     return logs, look, tmp_path / "nodes/node1/rank0.log"
 
@@ -155,7 +155,7 @@ def test_a_full_disk_costs_lines_and_says_so(run_logs, monkeypatch):
     logs.close()
     assert path.read_text().splitlines() == [
         "before",
-        "tandem: 5 lines are missing here: this machine's disk took none",
+        "tandem: 5 lines are missing here: the control node's disk was full or failed",
         "after",
     ]
 

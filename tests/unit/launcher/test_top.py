@@ -40,7 +40,7 @@ def test_a_run_fits_the_screen(run, width, height):
     found = view.lines(width, height)
     assert len(found) <= height and max(map(len, found)) <= width
     assert "epoch 1 of 4, step 20 of 400" in found[2]
-    assert found[-1] == "  second" if height > 20 else "lines more: make the" in found[-1]
+    assert found[-1] == "  second" if height > 20 else "more lines: make the" in found[-1]
 
 
 def test_what_is_under_way_is_shown_without_a_name(run, monkeypatch):
@@ -94,7 +94,7 @@ def looked(text, ended=False):
 def test_figures_are_read_between_other_lines_and_an_end_is_told():
     now = looked(f"welcome\n[]\n{GOOD}").row
     assert [now.figures[of] for of in (CPU, SENT, DROPPED)] == [0.5, 2e6, 3]
-    assert looked("x" * (1 << 20)).why == "it sends what is no figure"
+    assert looked("x" * (1 << 20)).why == "it sends values that are not numbers"
     assert looked(GOOD, ended=True).why == looked("{", ended=True).why == "its connection ended"
 
 
@@ -107,7 +107,7 @@ def test_machines_that_run_nothing_are_asked(tmp_path):
             select.select([one.process], [], [], 5)
             one.look()
         assert 0 <= one.row.figures[CPU] <= 1 and one.row.figures[MEMORY] > 0, one.why
-        assert machines.lines(80)[0] == "  1 machine; no run is under way here"
+        assert machines.lines(80)[0] == "  1 machine; no run is active"
     finally:
         machines.close()
 
@@ -145,7 +145,7 @@ def test_one_machine_that_closes_hides_no_others(monkeypatch, place):
     monkeypatch.setattr(top.engine, "open_all", lambda hosts: (nodes, {}))
     machines = top.Machines([node.host for node in nodes.values()])
     said = "\n".join(machines.lines(80))
-    assert "node1 (192.0.2.1): it cannot be asked: " in said and "2 machines" in said
+    assert "node1 (192.0.2.1): it does not answer: " in said and "2 machines" in said
     assert [one.host.name for one in machines._idle] == ["node2"]
     machines.close()
 

@@ -280,9 +280,9 @@ def way(address="192.0.2.1", port=1):
     ("said", "told"),
     [
         ([way()], None),
-        ([way("192.0.2.7")], "it names a machine twice, or one that it was not asked for"),
+        ([way("192.0.2.7")], "it lists a machine twice, or a machine that was not requested"),
         ([way(port=0)], "its answer[0].port: "),
-        ([way(), way(port=2)], "it names a machine twice, or one that it was not asked for"),
+        ([way(), way(port=2)], "it lists a machine twice, or a machine that was not requested"),
         (NESTED, "its answer[0]: "),
         ("[" * 100_000, "its answer[0]: "),
     ],
@@ -293,7 +293,7 @@ def test_what_a_machine_says_of_its_peers(said, told):
     if told is None:
         assert found == [Unreached(**one) for one in said]
     else:
-        assert found.startswith(f"what it says is impossible ({told}")
+        assert found.startswith(f"its answer is impossible ({told}")
 
 
 # A public key: 32 bytes of which none is secret.

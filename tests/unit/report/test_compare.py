@@ -64,7 +64,7 @@ def test_runs_that_did_not_do_the_same_are_compared_and_that_is_said_first(runs,
     assert said.index("NOT COMPARABLE") < said.index("SETTINGS") < said.index("RESULTS")
     assert f"{value} (B)" in said[: said.index("SETTINGS")]
     page = Path("runs/compare.html").read_text()
-    assert page.index("did not do the same") < page.index("Results")
+    assert page.index("did different work") < page.index("Results")
 
 
 def test_accuracy_is_set_against_epochs_and_against_time(runs, capsys):
@@ -89,9 +89,9 @@ def test_a_short_run_a_failed_one_and_a_demo_have_rows(runs, capsys):
     builder.write_control(status="failed", first_cause=cause)
     code, said, _ = compared(capsys, a, b, "c")
     assert code == 0
-    assert "B: too short to judge: a verdict takes 20 steps, and 19 were measured." in said
+    assert "B: too short to judge: a verdict needs 20 steps, but only 19 were measured." in said
     assert "C failed" in said and cause["message"] in said
-    demo = "processes of one PC"
+    demo = "processes on one PC"
     assert demo in said and demo in Path("runs/compare.html").read_text()
     assert demo not in compared(capsys, a, "c")[1]
 
@@ -114,7 +114,7 @@ def test_latest_and_those_before_it(runs, capsys):
         (["a", "runs/a"], "the same run twice: a and runs/a"),
         (["a", "."], "is not a run directory"),
         (["a", "b"], "There is no run at b"),
-        (["a", "old"], "old has version 1 of the record, and runs of version 2"),
+        (["a", "old"], "old has version 1 of the record, but only runs of version 2"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_a_sentence(runs, capsys, names, said):
@@ -181,7 +181,7 @@ def test_the_fastest_has_its_command_and_those_within_its_spread(swept, capsys):
     code, text = said(capsys, folder)
     assert code == 0
     assert "Fastest: C, BATCH=2: 914 images/s." in text
-    assert "Within the spread of its runs as fast: B." in text
+    assert "Not measurably slower: B." in text
     assert "make train BATCH=2" in text
     assert "B finished 896 +-3.5 %" in text
     page = (folder / "compare.html").read_text()

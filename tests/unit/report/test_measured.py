@@ -73,12 +73,15 @@ def test_the_machines_in_parts_by_speed_and_the_links_as_measured(tmp_path, caps
     code, (out, _) = plan(tmp_path, capsys, *HERE)
     said = " ".join(out.split())
     assert code == 0 and max(map(len, out.splitlines())) <= 80
-    parts = "(BALANCE=auto) the images of a step are node1 35, node2 26, node3 35: a step of all"
-    assert f"{parts} takes 0.14 s without the network, and with equal parts 0.17 s" in said
-    assert "a step took 0.13 s (node1) to 0.17 s (node2). Of it on node2: forward 40 ms" in said
-    assert "Links: the slowest reaches 899 Mbit/s, and 700 Mbit/s while all" in said
-    assert "on noise instead of images" in said
-    assert "90 epochs" not in said.split("Counted over")[0]  # of noise
+    parts = "in proportion to its speed, node1 35, node2 26, node3 35. A step then takes 0.14 s"
+    assert f"{parts} without the network, and 0.17 s with equal batches" in said
+    assert (
+        "a step took 0.13 s (node1) to 0.17 s (node2). The largest parts on node2: forward 40 ms"
+        in said
+    )
+    assert "Links: the slowest link reaches 899 Mbit/s, and 700 Mbit/s while all" in said
+    assert "noise instead of images" in said
+    assert "90 epochs" not in said.split("The numbers include")[0]  # of noise
     assert "pair " not in out
     lines = plan(tmp_path, capsys, *HERE, "--all")[1].out.splitlines()
     assert lines[1].split() == ["node1", "-", "node2", "900", "940", "0.10", "0.20", "1500"]

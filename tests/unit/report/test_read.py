@@ -94,7 +94,7 @@ def test_lines_that_are_no_records_are_left_out_and_counted(tmp_path):
     path.write_bytes(path.read_bytes() + b"\n".join(odd) + b"\n" + b'{"kind": "st')
     again = read_run(run)
     assert len(again.ranks[1].steps) == len(before) + 1  # the last: a step of no length
-    assert [said for said in again.missing if "4 lines are no records" in said and "node2" in said]
+    assert [said for said in again.missing if "4 lines are not records" in said and "node2" in said]
 
 
 def test_what_a_reader_did_not_foresee_is_one_machine_s(tmp_path, monkeypatch):

@@ -85,8 +85,8 @@ def test_the_programs_word_for_samples_is_used_and_who_met_no_other_is_named(fol
     said = " ".join(section_lines(status.section_of(found, True)))
     words = ("image", "sample")
     assert [f"{word}s/s" in said for word in words] == [word == program["sample"] for word in words]
-    assert "node1: ranks 0, 7 met no other" in said
-    assert "node1: its ranks received 4.19 MB of the others, and sent them no gradients" in said
+    assert "node1: ranks 0, 7 never connected to other ranks" in said
+    assert "node1: its ranks received 4.19 MB from other ranks, but sent no gradients" in said
 
 
 def test_who_has_finished_and_where_others_stand_is_said_instead_of_an_old_speed(folder):
@@ -110,7 +110,7 @@ def test_who_has_finished_and_where_others_stand_is_said_instead_of_an_old_speed
 def test_steps_whose_gradients_nobody_summed_are_shown(folder, unsummed):
     write(folder, HOSTS[0], steps(0, 1), [START, {**step(30, 0.5, 0.0), "unsummed": unsummed}])
     said = " ".join(section_lines(status.section_of(Follower(folder).look(), True)))
-    assert ("30 steps in a row" in said) == bool(unsummed)
+    assert ("30 consecutive steps" in said) == bool(unsummed)
 
 
 def test_a_fault_of_the_last_40_seconds_is_the_verdict(folder):
@@ -181,7 +181,8 @@ def test_where_the_last_steps_do_not_agree_all_are_judged(folder):
 
 
 @pytest.mark.parametrize(
-    ("by_rank", "missing"), [([20, 20], "verdict takes 20 steps, and 19 were measured"), ([99], "")]
+    ("by_rank", "missing"),
+    [([20, 20], "verdict needs 20 steps, but only 19 were measured"), ([99], "")],
 )
 def test_too_little_is_not_judged(folder, by_rank, missing):
     """Too few steps, or one of two ranks."""
@@ -189,7 +190,7 @@ def test_too_little_is_not_judged(folder, by_rank, missing):
         train(folder, rank, [(0.5, 0.3)] * count)
     found = Follower(folder).look()
     assert found.cause is None
-    assert status.verdict(found).startswith("too early to say what holds it up")
+    assert status.verdict(found).startswith("too early for a diagnosis")
     assert missing in status.verdict(found)
 
 

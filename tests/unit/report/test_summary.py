@@ -53,7 +53,7 @@ def test_what_the_cards_took_is_told_a_run_and_an_image(tmp_path):
     assert analysis.summary["gpu_joules"] == round(joules)
     each = joules / (2 * 120 * 128)
     assert analysis.summary["gpu_joules_per_image"] == pytest.approx(each, rel=0.001)
-    told = f"The cards took {joules / 3600:.2f} Wh, {each:.2f} J per image"
+    told = f"The GPUs used {joules / 3600:.2f} Wh, {each:.2f} J per image"
     assert told in " ".join(text_of(analysis).split())
     path = folder / "nodes/node2/machine.1.jsonl"
     change_lines(path, lambda line: {**line, "gpus": [{"index": 0, "power": None}]})
@@ -191,7 +191,7 @@ def test_steps_whose_gradients_nobody_summed_are_the_first_sentence(tmp_path):
     assert "no gradients" not in text_of(analyse(run))
     path = run / "nodes/node2/rank1.1.steps.jsonl"
     change_lines(path, lambda line: line["kind"] == "step" and {**line, "unsummed": line["step"]})
-    assert "VERDICT\n  DDP summed no gradients in 240 steps" in text_of(analyse(run))
+    assert "VERDICT\n  DDP summed no gradients in 240 consecutive" in text_of(analyse(run))
     change_lines(path, lambda line: {**line, "unsummed": 0})
     end = {"only_received": 46_800_000}
     machine = run / "nodes/node2/machine.1.jsonl"
@@ -250,7 +250,9 @@ def test_what_one_rank_does_between_epochs_is_no_machine_s_fault(tmp_path):
     assert spent["sync_exposed"] == pytest.approx(usual.summary["seconds"]["sync_exposed"])
     assert {rank.seconds["between_epochs"] for rank in found.accounting.ranks} == {24.0}
     (remedy,) = [
-        one for one in found.summary["advice"] if one["change"].startswith("what one rank")
+        one
+        for one in found.summary["advice"]
+        if one["change"].startswith("do the work of one rank")
     ]
     assert remedy["predicted_images_per_second"] > 1.2 * found.advice.images_per_second
     assert not any("node1" in one["change"] for one in found.summary["advice"])
@@ -267,7 +269,7 @@ def test_records_that_contradict_each_other_are_named_and_not_shown(tmp_path):
     assert " in all" in text_of(analyse(tmp_path / "run"))
     run.write_control(wall_seconds=run.wall / 2)
     text = " ".join(text_of(analyse(tmp_path / "run")).split())
-    assert "nodes/node1/rank0.1.steps.jsonl" in text and "Neither is shown." in text
+    assert "nodes/node1/rank0.1.steps.jsonl" in text and "The report shows neither." in text
     assert " in all" not in text and "start and stop" not in text
 
 

@@ -134,7 +134,7 @@ def test_another_ansible_runs_what_talks_to_machines(checkout, core):
         (["train", "GPU=v100"], "make train does not take GPU;"),
         (["check", "LR=0.1"], "there is no variable LR"),
         (["runs", "RUN=x"], "make runs does not take RUN; it takes no variable (make help runs)."),
-        (["trian"], "there is no verb trian: did you mean train?"),
+        (["trian"], "there is no command trian: did you mean train?"),
         (["plan", "NODES=x"], "NODES=x is not a whole number: write, for example, NODES=4."),
         (
             ["train", "FORCE=perhaps"],
@@ -237,7 +237,7 @@ def test_a_verb_acts_on_the_run_that_was_named_or_on_none(two_runs, capsys, verb
     code, told = said("20260101T000000Z-old-1n")
     assert "-new-" not in told and (verb == "attach" or "-old-" in told)
     code, told = said("nosuch")
-    assert code == 2 and "no run nosuch in" in told
+    assert code == 2 and "has no run nosuch" in told
     assert report_main(["RUN=nosuch"]) == 2
 
 

@@ -83,7 +83,7 @@ def runs():
         began = " since {}".format(since[pid]) if pid in since else ""
         lines.append("{} trains on it{} (run {}).".format(holder, began, run))
     if len(claims) > MOST_RUNS:
-        lines.append("{} more claim to train on it.".format(len(claims) - MOST_RUNS))
+        lines.append("{} more users claim to train on it.".format(len(claims) - MOST_RUNS))
     return lines
 
 
@@ -92,7 +92,9 @@ def who():
     for line in runs() or ["Nobody trains on this PC now."]:
         print(line)
     for name, time_text in sorted(refusals().items()):
-        text = "{} said `tandem away` on {}: nobody trains here until `tandem back`."
+        text = (
+            "{} typed `tandem away` on {}: nobody trains here until somebody types `tandem back`."
+        )
         print(text.format(name, time_text))
     print()
     print(TEXT.read_text() if TEXT.exists() else "`tandem away` says no.")
@@ -100,7 +102,7 @@ def who():
 
 
 def report_error(path, error):
-    reason = "{}: {}: ask whoever set up Tandem here.".format(path, error.strerror)
+    reason = "{}: {}: ask the person who set up Tandem on this PC.".format(path, error.strerror)
     print(reason, file=sys.stderr)
     return 1
 
@@ -116,9 +118,13 @@ def away():
             os.close(os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
         except OSError as error:
             return report_error(path, error)
-    leaves = "The run that is here saves and leaves, within 10 s as a rule and 45 s in any case"
+    leaves = (
+        "The run on this PC saves a checkpoint and ends, usually within 10 s and always within 45 s"
+    )
     print(
-        "{}: none comes until you say `tandem back`.".format(leaves if runs() else "No run is here")
+        "{}: no run uses this PC until you type `tandem back`.".format(
+            leaves if runs() else "No run is here"
+        )
     )
     return 0
 
@@ -135,9 +141,13 @@ def back():
         print("You had not said no.")
     names = ", ".join(sorted(refusals()))
     if names:
-        print("{} said no, too: only they, or root, can take that back.".format(names))
+        print(
+            "{} also typed `tandem away`: only that user or root can type `tandem back`.".format(
+                names
+            )
+        )
     else:
-        print("Training may come back to this PC, as `tandem who` says.")
+        print("Training may use this PC again, as `tandem who` shows.")
     return 0
 
 
@@ -158,13 +168,18 @@ def desktop():
     for session in sessions:
         which = session.get("Desktop") or session.get("Type") or "session"
         if session.get("IdleSinceHint", "0") != "0":
-            text = "{}'s {} tells systemd-logind when nobody uses it."
+            text = "{}'s {} reports to systemd-logind when it is idle."
         else:
-            text = "{}'s {} has not told systemd-logind yet that nobody uses it: if it never does, "
+            text = (
+                "{}'s {} has not reported to systemd-logind yet that it is idle: if it never does, "
+            )
             text += "lock it on leaving; else this PC counts as used while they are logged in."
         print(text.format(session.get("Name", "somebody"), which))
     if not sessions:
-        print("Nobody is logged in at a seat, so whether the desktop tells is not known yet.")
+        print(
+            "Nobody is logged in at a screen, so Tandem does not know yet if the desktop "
+            "reports that it is idle."
+        )
     return 0
 
 
@@ -174,9 +189,9 @@ VERBS = {"who": who, "away": away, "back": back, "desktop": desktop}
 def main(words):
     if len(words) == 1 and words[0] in VERBS:
         return VERBS[words[0]]()
-    print("tandem who: who uses this PC, and how to say no", file=sys.stderr)
+    print("tandem who: shows who uses this PC, and how to stop that", file=sys.stderr)
     print("tandem away: nobody may train here; tandem back: they may again", file=sys.stderr)
-    print("tandem desktop: whether your desktop says that nobody uses it", file=sys.stderr)
+    print("tandem desktop: shows if your desktop reports that nobody uses it", file=sys.stderr)
     return 0 if words in (["help"], ["--help"], ["-h"]) else 2
 
 
