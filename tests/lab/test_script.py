@@ -2,6 +2,7 @@
 Lightning and Accelerate in layers that were gathered before, since the lab has no internet; then
 three lines of Tandem in one."""
 
+import contextlib
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lab import cgroup
 from lab.plan import CACHE, RELEASES
 from launcher.plan import layer
 from launcher.plan.requirements import read_requirements
@@ -197,3 +199,51 @@ def test_three_lines_give_the_verdict_and_send_a_few_bits(sleeper):
     print(f"{exact['bytes_sent_per_step']:.0f} and {coded['bytes_sent_per_step']:.0f} bytes a step")
     # 32 bits and 1.6, with the scales of blocks, the first step's exact sum and what TCP adds.
     assert 10 < ratio < 20
+
+
+QUOTAS = {1: 0.6, 2: 0.3}  # processors
+
+
+@pytest.fixture
+def slowed(cluster):
+    """Gives both machines less processor time, the second half of the first's."""
+    lab, _ = cluster
+    groups = []
+    try:
+        for number, processors in QUOTAS.items():
+            group = Path(f"/sys/fs/cgroup/cpu/{lab.name}-node{number}")
+            group.mkdir()
+            groups.append(group)
+            (group / "cpu.cfs_period_us").write_text("10000")
+            (group / "cpu.cfs_quota_us").write_text(str(int(10000 * processors)))
+            # What the machine starts from now on is in its group, too.
+            for path in cgroup.group_of(lab.name, f"node{number}").rglob("cgroup.procs"):
+                for process in path.read_text().split():
+                    with contextlib.suppress(OSError):  # it has ended
+                        (group / "cgroup.procs").write_text(process)
+        yield
+    finally:
+        for group in groups:
+            for process in (group / "cgroup.procs").read_text().split():
+                with contextlib.suppress(OSError):
+                    (group.parent / "cgroup.procs").write_text(process)
+            group.rmdir()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/sys/fs/cgroup/cpu").is_dir(), reason="needs the cpu controller, v1")
+def test_the_second_run_of_a_script_splits_a_batch_by_speed(cluster, slowed, tmp_path):
+    lab, inventory = cluster
+    words = {"SCRIPT": HERE / "scripts/balanced_script.py", "NODES": 2, "BALANCE": "auto"}
+    parts, rates = [], []
+    for _ in range(2):
+        said = make(lab, "train", INVENTORY=inventory(tmp_path), **words)
+        _, summary = ended(said)
+        printed = re.findall(r"(\d+) steps, (\d+) samples", said)
+        assert len({steps for steps, _ in printed}) == 1 and len(printed) == 2
+        parts.append([int(samples) for _, samples in printed])
+        rates.append(summary["images_per_second"])
+    print(parts, rates)
+    assert parts[0][0] == parts[0][1]
+    # With equal parts, the slow machine decides; ideally, the fast one takes two thirds.
+    assert rates[1] >= 0.95 * 1.5 * rates[0]

@@ -184,7 +184,7 @@ def test_a_run_keeps_its_files_when_it_starts_again_and_goes_on_with_a_repaired_
     (tmp_path / "notes.txt").write_text("changed")
     said, code, _ = ended(begin([*TRAIN, f"--resume={run.name}"]))
     assert code == 0, said
-    assert "node2: keeps this run's versions of files" in said and ": notes.txt" in said
+    assert "keeps this run's versions of files" in said and ": notes.txt" in said
 
 
 @pytest.mark.long
