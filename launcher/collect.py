@@ -39,9 +39,9 @@ GREETING = 1 << 16
 SEND = (
     'cd "$1" 2>/dev/null || exit 3; '
     'test -e "$2" || test -L "$2" || exit 3; test -f "$2" && test ! -L "$2" || exit 4; '
-    'exec 3<"$2" || exit 5; echo tandem-file; tail -c "+$4" <&3 | head -c "$3"'
+    'test -r "$2" || exit 5; exec 3<"$2"; echo tandem-file; tail -c "+$4" <&3 | head -c "$3"'
 )
-ABSENT, IRREGULAR = 3, 4
+ABSENT, IRREGULAR, UNREADABLE = 3, 4, 5
 # Errors about a name, on a disk that works.
 NAMES = (
     *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG),
@@ -60,7 +60,7 @@ class Lost(NotHere):
 
 
 class TooLarge(NotHere):
-    """A checkpoint is larger than this machine's disk has room for, or is made to be."""
+    """A checkpoint is larger than this machine's disk has room for."""
 
 
 class Unwritable(Exception):
@@ -255,8 +255,10 @@ def receive(
         return None
     if status == IRREGULAR:
         raise NotHere("it is not a regular file on that machine")
+    if status == UNREADABLE:
+        raise NotHere("the run's user cannot read it on that machine")
     if status != 0:
-        raise Lost(f"the connection to the machine broke, or it could not be read {stderr}".strip())
+        raise Lost(f"the connection to the machine broke {stderr}".strip())
     return size
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from contract import git
@@ -28,8 +28,8 @@ SECRETS = re.compile(
     re.IGNORECASE,
 )
 CACHES = {"__pycache__", ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
-ENVIRONMENTS = re.compile(r"(.+)/(pyvenv\.cfg|conda-meta/history)", re.DOTALL)
-MOST_NAMES = 5  # that are shown for a reason
+ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta/history")
+MOST_NAMES = 5  # names listed for each reason
 
 
 @dataclass(frozen=True)
@@ -77,20 +77,25 @@ def list_files(root: Path, folders: tuple[str, ...] = (".",), script_folder: str
     git ignores all of it. Raises UserError if git does not list the files that it ignores, and for
     too many files or bytes."""
     unsent: dict[str, str] = {}
-    # A folder may have a million files: the search ends when there are too many in any case.
-    candidates = dict(islice(_candidates(root, "", folders, unsent, script_folder), 4 * MOST_FILES))
-    environments = {match[1] for name in candidates if (match := ENVIRONMENTS.fullmatch(name))}
-    sent, links = dict[str, int](), list[str]()
-    for name, tracked in candidates.items():
+    sent, links = dict[str, int](), dict[str, None]()
+
+    @functools.cache
+    def is_environment(below: str) -> bool:
+        return any((root / below / mark).is_file() for mark in ENVIRONMENT_MARKS)
+
+    for name, tracked in _candidates(root, "", folders, unsent, script_folder):
+        # A folder may have a million files. Those that are not sent do not count.
+        if len(sent) > MOST_FILES:
+            break
         path = root / name
-        if stays := _stays(name, tracked, environments):
+        if stays := _stays(name, tracked, is_environment):
             unsent.update([stays])
         elif path.is_symlink():
-            links.append(name)
+            links[name] = None
         elif path.is_file() and os.access(path, os.R_OK):
             sent[name] = path.stat().st_size
         elif os.path.lexists(path):  # git lists what was removed, too
-            unsent[name] = "not to be read"
+            unsent[name] = "unreadable"
     ordered = sorted(sent)
     # The deepest first, for a link may lead to a folder with others in it.
     for name in sorted(links, key=lambda name: -name.count("/")):
@@ -217,12 +222,13 @@ def _walk(root: Path, start: str, unsent: dict[str, str]) -> Iterator[tuple[str,
         )
     if (root / start).is_file():
         yield start, False
+        return
 
     def name_of(path: str) -> str:
         return Path(path).relative_to(root).as_posix()
 
     def keep(error: OSError) -> None:
-        unsent[f"{name_of(error.filename)}/"] = "not to be read"
+        unsent[f"{name_of(error.filename)}/"] = "unreadable"
 
     for place, inner, names in os.walk(root / start, onerror=keep):
         if name_of(place).count("/") >= MOST_LEVELS:  # what copies and removes them would recurse
@@ -238,7 +244,9 @@ def _walk(root: Path, start: str, unsent: dict[str, str]) -> Iterator[tuple[str,
             yield name_of(f"{place}/{name}"), False
 
 
-def _stays(name: str, tracked: bool, environments: set[str]) -> tuple[str, str] | None:
+def _stays(
+    name: str, tracked: bool, is_environment: Callable[[str], bool]
+) -> tuple[str, str] | None:
     """Return the file or folder that stays here, and why; None if the file is sent."""
     path = PurePosixPath(name)
     if name.count("/") > MOST_LEVELS:
@@ -248,7 +256,7 @@ def _stays(name: str, tracked: bool, environments: set[str]) -> tuple[str, str] 
         folder_name = PurePosixPath(folder).name
         if folder_name in CACHES:
             return f"{folder}/", "caches"
-        if folder in environments:
+        if is_environment(folder):
             return f"{folder}/", "environments of Python"
         if folder_name.startswith(".") and not tracked:
             return f"{folder}/", "hidden folders that git does not track"

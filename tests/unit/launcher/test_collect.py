@@ -151,6 +151,14 @@ def test_half_a_file_is_none(node2, run):
     assert (run / "nodes/node2/links.json").read_text() == "before"
 
 
+def test_a_file_that_cannot_be_read_keeps_no_other_from_coming(node2, run):
+    """Root reads every file, so the node answers as SEND does for another user."""
+    part, _ = node2
+    problems = bring(part, run, Sends("raise SystemExit(5)"))
+    assert len(problems) > 1
+    assert all("was not copied: the run's user cannot read it" in text for text in problems)
+
+
 @pytest.mark.parametrize("name", ["step-" + "9" * 5000 + ".pt", "step-٣.pt", "../../../.bashrc"])
 def test_checkpoints_have_names_of_the_contract(node2, run, name):
     part, _ = node2

@@ -88,6 +88,21 @@ def test_without_git_all_is_sent_but_for_the_same_reasons(tmp_path):
     assert {name for name, _ in found.unsent} == unsent
 
 
+def test_what_is_not_sent_does_not_count_as_a_file_too_many(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MOST_FILES", 5)
+    write(tmp_path, *(f"__pycache__/{number}.pyc" for number in range(30)), "src/z.py")
+    assert files.list_files(tmp_path).sent == ("src/z.py",)
+    write(tmp_path, *(f"a/{number}.py" for number in range(30)))
+    with pytest.raises(UserError, match="more than 5 files"):
+        files.list_files(tmp_path)
+
+
+def test_a_single_file_is_sent_once_and_has_no_reason_against_it(tmp_path):
+    write(tmp_path, "a.py")
+    found = files.list_files(tmp_path, ("a.py",))
+    assert found.sent == ("a.py",) and found.unsent == ()
+
+
 def test_a_home_and_more_than_a_gibibyte_are_not_sent(tmp_path, monkeypatch):
     write(tmp_path, "train.py", "a/b.py")
     for home in (tmp_path, tmp_path / "a"):
