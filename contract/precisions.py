@@ -53,7 +53,9 @@ def resolve(
     for device in devices:
         reason = explain_lack(device, precision, emulate)
         if reason:
-            remedy = f"use {best.name}" + (", or --emulate if you mean it" * (precision == "bf16"))
+            remedy = f"use {best.name}" + (
+                ", or add --emulate to accept the slow emulation" * (precision == "bf16")
+            )
             if is_earlier:
                 remedy = f"the run keeps its first precision: omit {device.host}"
             raise UserError(f"--precision {precision}: {reason}; {remedy}.")
@@ -92,14 +94,16 @@ def best_level(devices: Sequence[Device]) -> Level:
     if all(device.sm >= AMPERE for device in only_fp16):
         return Level("O1", explain_torch_without_bf16(only_fp16[0]))
     only_fp16 = [device for device in only_fp16 if device.sm < AMPERE]
-    return Level("O1", f"fp16 in hardware, but not bf16, in {list_devices(only_fp16)}")
+    return Level(
+        "O1", f"these devices have fp16 in hardware, but not bf16: {list_devices(only_fp16)}"
+    )
 
 
 def explain_lack(device: Device, level: str, emulate: bool) -> Optional[str]:
     """Return why this device cannot compute at the level, or None if it can."""
     if device.kind == "cpu":
         if level in FP16:
-            return f"it computes in fp16 on GPUs, and {device} computes in fp32"
+            return f"it needs GPUs, but {device} computes in fp32"
         if level == "bf16" and not device.bf16 and not emulate:
             return (
                 f"{device} has neither AVX512_BF16 nor AMX, so it emulates bf16, which is many "
@@ -108,7 +112,7 @@ def explain_lack(device: Device, level: str, emulate: bool) -> Optional[str]:
     elif level == "bf16" and not torch_has_bf16(device):
         return explain_torch_without_bf16(device)
     elif level == "bf16" and not has_bf16(device) and not emulate:
-        return f"{device} does not have it in hardware, so it emulates it slowly"
+        return f"{device} has no hardware for this precision and would emulate it slowly"
     return None
 
 

@@ -212,7 +212,8 @@ RULES: Dict[str, Rule] = {
         ),
         Rule(
             "ef",
-            "gradients in so many levels a value, errors kept for the next step",
+            "each gradient value is rounded to one of a few levels, and the rounding error "
+            "is added to the next step",
             exact=False,
             sent=_exchanged_shards,
             arguments=(Argument("LEVELS", tuple(map(str, sorted(PACKED)))), SCALE),
@@ -272,7 +273,8 @@ def parse(spec: str, by: str = "--sync") -> Strategy:
     name, *words = spec.split(":")
     if name == AUTO:
         raise UserError(
-            f"{by} auto: make train chooses by what make plan says; here name one of {usages()}."
+            f"{by} auto: only make train supports auto, because it uses the results of make "
+            f"plan. Use one of {usages()}."
         )
     if name not in RULES:
         raise UserError(f"{by} {spec}: choose one of {usages()}.")

@@ -124,7 +124,7 @@ PHRASES = {
     "batch": "twice the batch of each rank, with the script's own option",
     "workers": "twice the loader processes (its DataLoader's num_workers)",
     "saving": "save half as often",
-    "memory": "Fewer loader processes (its DataLoader's num_workers), a smaller batch",
+    "memory": "Fewer loader processes (its DataLoader's num_workers) or a smaller batch",
     "longer": "the same script, with options for a longer training (ARGS=)",
 }
 

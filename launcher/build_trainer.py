@@ -101,7 +101,7 @@ PHRASES = {
     "batch": "twice the BATCH per node (--accumulate 2 if memory is short)",
     "workers": "twice the loader processes (--workers)",
     "saving": "save half as often (--checkpoint_every)",
-    "memory": "Fewer loader processes (ARGS='--workers 1'), a smaller BATCH",
+    "memory": "Fewer loader processes (ARGS='--workers 1') or a smaller BATCH",
     "longer": "more EPOCHS",
 }
 

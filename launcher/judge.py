@@ -220,7 +220,7 @@ def same_data(machines: OpenMachines) -> list[Problem]:
 
 
 def _name(split: str) -> str:
-    return "the data folder" if split == layout.FILES else f"{split}/ of the data"
+    return "the data folder" if split == layout.FILES else f"the folder {split} of the data"
 
 
 def _size(listing: Listing) -> str:

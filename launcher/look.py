@@ -343,5 +343,5 @@ def read_unreached(line: bytes, addresses: Collection[str]) -> list[Unreached] |
         if is_repeated or not set(peer_addresses) <= set(addresses):
             raise Invalid("it lists a machine twice, or a machine that was not requested")
     except Invalid as error:
-        return f"its answer is impossible ({error})"
+        return f"its answer is malformed ({error})"
     return peers

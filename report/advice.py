@@ -344,7 +344,7 @@ def advise_fewer_machines(case: Case) -> list[Remedy]:
 
 REMEDY_TEXT = {
     "cpu_contention": "without the other programs",
-    "memory_pressure": "with memory enough (see above)",
+    "memory_pressure": "with enough memory (see above)",
 }
 
 
@@ -469,7 +469,10 @@ def advise_on_share(case: Case) -> list[Remedy]:
         return case.propose(change, "network", becoming(network=wait))
 
     # After the first epoch each machine reads from its own disk.
-    cache = f"{CACHE} in group_vars/all.yml: each machine reads each {step.sample} once"
+    cache = (
+        f"set {CACHE} in group_vars/all.yml: each machine then reads each {step.sample} from "
+        "the share only once"
+    )
     remedies = [fewer_bytes(f"{cache} ({image_words})", 0)]
     # Images that are small already would not shrink.
     if case.is_large and reading.image_bytes > SHRUNK:

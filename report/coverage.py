@@ -168,7 +168,7 @@ def add_basis(
         names = " or ".join(NAMES[name].format(step.samples) for name in (cause, other["cause"]))
         share = "" if fraction is None else f", {percent(fraction)} of training time"
         signal = f"the {other['signal']} of {rank_words(other['ranks'], step.world)}"
-        headline = f"Either {names} is the bottleneck{share}: nobody measured {signal}."
+        headline = f"Either {names} is the bottleneck{share}: {signal} was not measured."
         because = (f"To tell them apart: {other['remedy']}.", *because)
     # Every verdict uses these two, and some causes need another one. No rule uses a GPU's figures.
     used = {STEPS, PROCESSORS}

@@ -300,7 +300,10 @@ def describe_silent_ranks(
     return lines
 
 
-UNCOUNTED = "sums were not counted: this script has called neither tandem.timings nor sync.attach"
+UNCOUNTED = (
+    "Tandem cannot tell which rank is missing, because the script calls neither "
+    "tandem.timings nor tandem.sync.attach"
+)
 
 
 def name_ranks(ranks: Sequence[tuple[str, int]]) -> str:

@@ -201,10 +201,11 @@ def measure_step(run: RunRecord, networks: list[NetworkUsage]) -> Step | None:
             step = replace(
                 step,
                 bytes_sent=None,
-                contradiction=f"By the counters each node sent {size(step.bytes_sent)} per step, "
-                f"which takes {seconds(least)} at {link_speed(step.link_mbit)}, and a step took "
-                f"{seconds(loop)} with all that was beside it: they are wrong, or Tandem is "
-                "(please tell us), so they are left out.",
+                contradiction="The network counters say that each node sent "
+                f"{size(step.bytes_sent)} per step, which takes {seconds(least)} at "
+                f"{link_speed(step.link_mbit)}, but a whole step took only "
+                f"{seconds(loop)}. The report ignores the counters. Please report "
+                "this as a bug.",
             )
     return replace(step, rate=achieved_rate(step, used))
 

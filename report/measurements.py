@@ -58,7 +58,7 @@ class Question:
     warmup_chosen: bool = option(False, "with all of them, as --sync_warmup has it")
     sync: str = option(EXACT, "as in make train (allreduce)")
     optimizer: str = option("sgd", "as in make train (sgd)", tuple(OPTIMIZERS))
-    batch: int | None = option(None, "only from a run with so many images a node")
+    batch: int | None = option(None, "only from a run with this number of images per node")
     precision: str | None = option(None, "only from a run in this one", ("auto", *BITS))
     machines: str | None = option(None,
         "of this cluster: measurements of other clusters are not used")
@@ -194,7 +194,7 @@ def read_trained(run: RunRecord) -> Basis | None:
     evaluations = max(1, len(learning_curve(run)))
     evaluate_seconds = sum(r.seconds.get("evaluate", 0.0) for r in records) / len(records)
     name = run.folder.resolve().name
-    about = [f"In {name}, a step took {seconds(step.work)} without waiting for other ranks."]
+    about = [f"In run {name}, a step took {seconds(step.work)} without waiting for other ranks."]
     about += [SHARED] if step.shared_machine else []
     steps = (without_reading(step, reading) if reading else step,)
     basis = basis_of(run, steps, evaluate_seconds / evaluations, tuple(about))

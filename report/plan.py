@@ -86,12 +86,12 @@ def plan_main(argv: list[str]) -> int:
             bytes_per_second=round(rate),
         )
         write(path, text + "\n")
-        note = f"Written to {path}; the next such run's report shows it."
+        note = f"Written to {path}; the report of the next run with these settings shows it."
     shown = rows if options.all else prediction.worth_showing(rows, requested)
     # The table of pairs is long, so only those who ask for details get it.
     if basis.links and (options.run or options.all):
         print(printed([*links_table(basis.links), ""]))
-    speed = f"{source}: {size(rate)} a second get through"
+    speed = f"{source}: a machine sends {size(rate)} per second"
     print(printed(render(basis, speed, rows, shown, phases)))
     reading = prediction.reading_sentence(basis, options.nodes, rates, requested, phases)
     print(printed([*wrap(reading, ""), *wrap(note, "")]))
@@ -151,8 +151,9 @@ def describe_warm_up(phases: Phases, specs: list[str]) -> str:
     if phases.warmup >= phases.epochs:
         return f"All {phases.epochs:g} epochs are warm-up, in which {names} sums like allreduce."
     return (
-        f"The numbers include {phases.epochs:g} epochs (EPOCHS=), {phases.warmup:g} of them "
-        f"warm-up (--sync_warmup), in which {names} sums like allreduce and takes as long."
+        f"The speeds are for {phases.epochs:g} epochs (EPOCHS=). In the first "
+        f"{phases.warmup:g}, the warm-up (--sync_warmup), {names} uses exact sums and takes "
+        "as long as allreduce."
     )
 
 

@@ -214,9 +214,7 @@ def reading_sentence(
     # Even without any image on the cable the run would hardly be faster.
     if cached < WORTH_READING * current:
         return ""
-    counted = (
-        "as the table counts" if basis.reading else "as ImageNet's, which the table leaves out"
-    )
+    counted = "as the table counts" if basis.reading else "as in ImageNet, which the table ignores"
     sentence = (
         "Images of a share use the same cable as gradients. With "
         f"{size(measured.image_bytes)} each, {counted}, {nodes} machines train on at most "

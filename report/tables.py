@@ -159,8 +159,9 @@ def machine_section(analysis: Analysis) -> Section:
         return Section("Machines", [])
     rows = view.table("Processors, memory and swap", MACHINES, analysis.uses.machines)
     note = (
-        "`queued`: of the time in which this run's threads wanted a processor, the share in which "
-        "they had none. `pressure`: of the time, the share in which some process waited for memory."
+        "`queued`: the percentage of the time in which this run's threads wanted a processor "
+        "but had none. `pressure`: the percentage of the time in which some process waited "
+        "for memory."
     )
     return Section("Machines", [rows, Paragraph(note, "note")], WHILE)
 

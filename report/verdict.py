@@ -82,7 +82,8 @@ def explain_warm_up(step: Step) -> list[str]:
     return [
         f"The first {step.warm_steps} of {step.steps} steps were the warm-up of "
         f"{step.strategy.spec}, with exact sums: {seconds(step.warm_seconds)} each, "
-        f"{percent(share)} of the time. These numbers describe the other steps."
+        f"{percent(share)} of the time. All other numbers of this report describe the other "
+        "steps."
     ]
 
 
@@ -232,8 +233,8 @@ def explain_share(step: Step, evidence: ResourceUsage) -> Verdict:
     busiest = max(late, key=lambda use: use.mean(read))
     total = sum(use.mean(read) for use in evidence.shares)
     because = [
-        f"{busiest.host} read {busiest.words(read)} MB/s from {busiest.name} ({busiest.kind}), "
-        f"{read.unit.words(total)} MB/s over all machines."
+        f"{busiest.host} read {busiest.words(read)} MB/s from {busiest.name} "
+        f"({busiest.kind}); all machines together read {read.unit.words(total)} MB/s."
     ]
     reading = reading_of(step, evidence)
     if reading is not None and step.link_mbit is not None and not step.one_machine:
@@ -351,7 +352,7 @@ def explain_oversubscription(step: Step, evidence: ResourceUsage) -> Verdict:
     assert use is not None  # else find_bottleneck returns another cause
     # Below five percent, other programs do not explain crowded processors.
     foreign, cores = use.others_busy or 0.0, round(use.maximum(figures.CORES))
-    note = f", {percent(foreign)} of them with other programs" if foreign >= 0.05 else ""
+    note = f"; other programs used {percent(foreign)} of the processors" if foreign >= 0.05 else ""
     remedy = (
         f"More processes than processors do not help: type NODES={cores}."
         if step.shared_machine and step.nodes > cores
@@ -359,8 +360,8 @@ def explain_oversubscription(step: Step, evidence: ResourceUsage) -> Verdict:
         "that machine shows other programs."
     )
     return Verdict(
-        "Processors are the bottleneck: the run's threads wait for one "
-        f"{percent(use.mean(figures.QUEUED))} of the time in which they want it "
+        "Processors are the bottleneck: the run's threads had to wait "
+        f"{percent(use.mean(figures.QUEUED))} of the time in which they wanted a processor "
         f"({pluralize(cores, 'core')} on {use.host}).",
         (f"The processors were busy {percent(use.mean(figures.CPU))} of the time{note}.", remedy),
     )
@@ -381,8 +382,8 @@ def explain_swapping(step: Step, evidence: ResourceUsage) -> Verdict:
             "Training and other programs used up to "
             f"{worst.words(figures.MEMORY, figures.MOST)} of its "
             f"{worst.words(figures.MEMORY_TOTAL, figures.MOST)}{waited}.",
-            f"{step.program.phrases.memory} needs less memory. So does ending other programs "
-            "on that machine.",
+            f"{step.program.phrases.memory} needs less memory. Ending other programs on that "
+            "machine also frees memory.",
         ),
     )
 

@@ -108,13 +108,13 @@ def list_causes(options: Options, ranks: str = "") -> List[str]:
         f"--warmup_epochs{clip})"
     ]
     if options.precision in ("O1", "O2", "O3"):
-        clauses.append(f"fp16 is too narrow (--precision {options.precision}: try bf16 or fp32)")
+        clauses.append(
+            f"the range of fp16 is too small (--precision {options.precision}: try bf16 or fp32)"
+        )
     if options.sync != strategies.EXACT:
-        clauses.append(f"gradients are coded (--sync {options.sync}: try {strategies.EXACT})")
+        clauses.append(f"--sync {options.sync} rounds the gradients (try {strategies.EXACT})")
     if ":" in options.model:
         clauses.append("the model divides by zero, or takes the logarithm of it")
     if ranks:
-        clauses.append(
-            f"if this always starts on the same rank, the images or the memory of {ranks}"
-        )
+        clauses.append(f"bad images or faulty memory on {ranks}, if this always starts there")
     return clauses

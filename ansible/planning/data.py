@@ -32,7 +32,7 @@ def data_refusal(name, changes, file_count, allowed):
         return ""
     return (
         f"the control node's data/{name} lacks {len(deletions)} of the machine's {total} "
-        "files, so a copy would delete them; the first is "
+        f"files, so a copy would delete those {len(deletions)} on the machine; the first is "
         f"{deletions[0].partition('*deleting')[2].strip()}. Is the control node's disk "
         "mounted? To delete them, type make provision DELETE=1"
     )

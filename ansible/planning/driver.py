@@ -161,7 +161,8 @@ def _choose(facts, settings, stack, table):
         return Nothing(origin)
     raise Refusal(
         f"{origin}; the stack needs {stack['driver']}",
-        "remove it yourself, then run the command again",
+        "uninstall this driver with the program that installed it (`modinfo -n nvidia` shows "
+        "its file), then run the command again",
     )
 
 

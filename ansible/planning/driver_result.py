@@ -151,7 +151,11 @@ def driver_outcome(facts, loading, smi):
             f"{facts.driver_library}",
         )
     if facts.module is None and facts.waiting_kernel and facts.waiting_module:
-        return _next("reboot", f"the module for kernel {facts.waiting_kernel} exists")
+        return _next(
+            "reboot",
+            f"the driver's module was built for kernel {facts.waiting_kernel}, "
+            "but another kernel is running",
+        )
     if facts.module is None:
         return _next(
             "refuse",

@@ -118,8 +118,8 @@ def host_keys(facts, host):
         if not is_of_kind or _type_inside(key) != key_type:
             raise PlanError(
                 f"{host}: it reports {str(key)[:40]!r} as its {kind} host key, which is not a "
-                f"key. Check /etc/ssh/ssh_host_{kind}_key.pub on that machine; do not trust "
-                "the machine before"
+                f"key. Check /etc/ssh/ssh_host_{kind}_key.pub on that machine; until then, do "
+                "not trust the machine"
             )
         keys.append({"type": key_type, "key": key})
     return keys

@@ -339,9 +339,9 @@ def share_loss(listing: str, server_listing: str, host: str, server: str) -> str
         server_amount = amount(server_sets.get(name), split)
         if client_amount != server_amount:
             return (
-                f"{name}/{split} of the data: {host} sees {client_amount}, but {server}, "
-                f"which shares it, has {server_amount}. A share loses links that lead out of "
-                "it, and names that it does not support: docs/shares.md"
+                f"{name}/{split}: {host} sees {client_amount}, but {server}, which shares the "
+                f"folder, has {server_amount}. Links that lead out of the share, and names "
+                "that it does not support, are invisible through it: docs/shares.md"
             )
     return ""
 
@@ -358,4 +358,4 @@ def share_failure(protocol: str, journal: str, error: str) -> str:
     lines = journal.strip().splitlines()
     if not lines:
         return f"{error.strip()}. Nothing tried to mount it. Run: make provision TAGS=data."
-    return f"{error.strip()} (the journal's last word: {lines[-1]})"
+    return f"{error.strip()} (last line of its journal: {lines[-1]})"

@@ -94,8 +94,8 @@ def hidden_gpu(machine):
     if machine.passed_through:
         return (
             f"vfio-pci reserves its NVIDIA card {machine.passed_through[0]} for virtual machines",
-            "remove its numbers from vfio-pci's ids (/etc/modprobe.d, or the kernel's "
-            "command line), and reboot it",
+            "remove the card's number from vfio-pci's option ids (in /etc/modprobe.d or on "
+            "the kernel's command line), then reboot the machine",
         )
     # A driver without a GPU: somebody has removed it, or it has failed.
     version = machine.driver or machine.module
@@ -322,10 +322,9 @@ def _decide(machines, members, table):
         )
     if silent_hosts:
         raise PlanError(
-            "stack: auto chooses once for all machines, but the card of "
-            f"{', '.join(silent_hosts)} is unknown. Switch it on (and omit --limit) this "
-            "once; or write stack: NAME into group_vars/all.yml; or remove its line from the "
-            "inventory"
+            f"stack: auto chooses once for all machines, but {', '.join(silent_hosts)} did "
+            "not report its card. Switch that machine on, and run once without --limit; or "
+            "write stack: NAME into group_vars/all.yml; or remove its line from the inventory"
         )
     names = candidates(with_cards, table)
     fitting = [name for name in names if not _all_obstacles(name, with_cards, table)]

@@ -41,7 +41,11 @@ def wake_fault(printed):
             "its network card does not report Wake on LAN: check the firmware's setup (Wake "
             "on LAN on, ErP or deep sleep off)"
         )
-    return "" if mode and "g" in mode[1] else "its card was not set to wake it"
+    return (
+        ""
+        if mode and "g" in mode[1]
+        else ("Wake on LAN could not be switched on for its network card")
+    )
 
 
 def wake_verdict(printed, service, text, record):
@@ -61,4 +65,4 @@ def wake_verdict(printed, service, text, record):
         is_right = json.loads(text) == record
     except (ValueError, RecursionError):
         is_right = False
-    return "" if is_right else ".tandem/wake on the control node has wrong data about it"
+    return "" if is_right else ".tandem/wake on the control node has outdated data about it"

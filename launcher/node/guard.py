@@ -343,8 +343,9 @@ class Guard:
         seconds = min(allowed, time.monotonic() - self.meet_by + allowed)
         if not unmet or seconds < part * allowed:
             return None
-        text = "{} met no other in {:.0f} s: a script that never calls torch.distributed."
-        text += "init_process_group, or starts ranks of its own, trains on each machine by itself"
+        text = "{} connected to no other rank within {:.0f} s: a script that never calls "
+        text += "torch.distributed.init_process_group, or starts its own ranks, trains separately "
+        text += "on each machine"
         ranks = "rank{} {}".format("s" * (len(unmet) > 1), ", ".join(map(str, unmet)))
         return text.format(ranks, seconds)
 

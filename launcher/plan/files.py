@@ -103,16 +103,10 @@ def list_files(root: Path, folders: tuple[str, ...] = (".",), script_folder: str
         if target is None:
             unsent[name] = "links that lead out"
             continue
-        leads = []
-        if not _is_in(name, target):
-            # What is below a folder stands together, behind the folder's name and a slash.
-            begin = end = bisect.bisect_left(ordered, f"{target}/")
-            while end < len(ordered) and ordered[end].startswith(f"{target}/"):
-                end += 1
-            leads = [*ordered[begin:end], *([target] if target in sent else [])]
-        if not leads:
+        sources = [] if _is_in(name, target) else _list_files_behind(target, ordered)
+        if not sources:
             unsent[name] = "links to files that are not sent, or to their own folder"
-        for source in leads:
+        for source in sources:
             copy = name + source[len(target) :]
             sent[copy] = sent[source]
             bisect.insort(ordered, copy)
@@ -131,6 +125,17 @@ def list_files(root: Path, folders: tuple[str, ...] = (".",), script_folder: str
         )
     printable = {os.fsencode(n).decode(errors="backslashreplace"): w for n, w in unsent.items()}
     return Files(tuple(sorted(sent)), tuple(sorted(printable.items())), sum(sent.values()))
+
+
+def _list_files_behind(target: str, ordered: list[str]) -> list[str]:
+    """Return the names among `ordered`, sorted ones, of the file or of the folder `target`: for
+    `a`, the name `a` or all names that begin with `a/`."""
+    begin = bisect.bisect_left(ordered, target)
+    is_file = begin < len(ordered) and ordered[begin] == target
+    begin = end = bisect.bisect_left(ordered, f"{target}/")
+    while end < len(ordered) and ordered[end].startswith(f"{target}/"):
+        end += 1
+    return [*ordered[begin:end], *([target] if is_file else [])]
 
 
 def _candidates(

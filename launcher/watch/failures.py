@@ -303,7 +303,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
     ),
     FailureKind(
         _from("hung"),
-        sentence="the other ranks waited for {who} until they gave up: {message}",
+        sentence="{who} stopped, and the other ranks gave up waiting for it: {message}",
         remedy="find out on that machine what the process waits for (ps -eo pid,stat,wchan:20,cmd; "
         "dmesg); MAX_RESTARTS=3 starts the run again",
         general_remedy="find out on that machine what the process waits for (ps -eo "

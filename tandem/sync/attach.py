@@ -79,7 +79,8 @@ class Attached:
         parse(spec, ATTACHED)
         if type(warmup_steps) is not int or warmup_steps < 0:
             raise UserError(
-                f"{ATTACHED}: warmup_steps must be a whole number from 0, not {warmup_steps!r}."
+                f"{ATTACHED}: warmup_steps must be a whole number, 0 or greater, not "
+                f"{warmup_steps!r}."
             )
         self.spec, self.warmup_steps, self.scaler = spec, warmup_steps, scaler
         self.patience, self.machines, self.family = patience, machines, family_of(optimizer)
@@ -309,8 +310,9 @@ class Attached:
                     buffer.copy_(saved_values)
         if not self._buckets_are_ordered:
             raise UserError(
-                f"{ATTACHED}: the closure of warm_up_buckets ran no backward that sums gradients: "
-                "call the DDP model in it, not the inner model, and not within no_sync()."
+                f"{ATTACHED}: the function passed to warm_up_buckets ran no backward pass "
+                "that sums gradients: in this function, call the DDP model, not the inner "
+                "model, and not within no_sync()."
             )
 
     @property
@@ -321,9 +323,9 @@ class Attached:
     def _check_has_state(self) -> None:
         if not self.at_work or self._model() is None:
             raise UserError(
-                f"{ATTACHED}: there is no state: hook() made this object, detach() was called, or "
-                "the model was deleted. Use attach, keep the model, and save or load the state "
-                "before detach()."
+                f"{ATTACHED}: there is no state: hook() made this object, detach() was "
+                "called, or the model was deleted. Use attach() instead of hook(), keep a "
+                "reference to the model, and save or load the state before you call detach()."
             )
 
     def state_dict(self) -> Dict[str, Any]:
@@ -354,9 +356,10 @@ class Attached:
         # Compared as text: a damaged file may hold tensors, whose comparison returns no bool.
         if repr(saved) != repr(current):
             raise UserError(
-                f"{ATTACHED}: the state belongs to {saved[0]!r} with ranks on machines "
-                f"{saved[1]!r}, but this run uses {current[0]!r} with ranks on machines "
-                f"{current[1]!r}: start without the state, which drops its rounding errors."
+                f"{ATTACHED}: the state belongs to {saved[0]!r} with the machines "
+                f"{saved[1]!r} of its ranks, but this run uses {current[0]!r} with the "
+                f"machines {current[1]!r}: start without this state; the stored rounding "
+                "errors are then lost."
             )
         module, steps = self._model().module, state.get("steps")
         common_before = self.sync.common_state(module)

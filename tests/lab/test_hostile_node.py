@@ -58,7 +58,7 @@ ATTEMPTS = [
     Lie("escapes", "tandem: node2 could not run torch.distributed.launch: launch \x1b\\[31mred"),
     Lie("specials", LEFT_OUT.format(MACHINE) + "it is not a regular file on that machine", 0),
 ]
-INVALID = "its answer is impossible: "
+INVALID = "its answer is malformed: "
 REFUSED = [
     Lie("an answer of wrong types", rf"{INVALID}answer\.cores: expected `int`", 2),
     Lie("a home of two lines", rf"{INVALID}answer\.home: expected `str` matching", 2),

@@ -57,7 +57,9 @@ FAILURES = {
     "gone": machine("gone", message="no heartbeat for 15 s"),
     "hung": worker(source="hung", message="no step for 120 s: its process is stopped"),
     "alone": machine(
-        "alone", message="rank 1 met no other in 60 s: no group", has_exit_codes=False
+        "alone",
+        message="rank 1 connected to no other rank within 60 s",
+        has_exit_codes=False,
     ),
     "left": worker(source="left", message="node2, rank 1", seconds=9.0),
     "left after an exception": worker(source="left", exception="ValueError: x", message="then y"),
@@ -192,12 +194,12 @@ OF_ALL = {
     "examples": {},
     **{
         f"{kind}-{code}": {
-            "what": "train/ of the data",
+            "what": "the folder train of the data",
             "source": source,
             "own": "30 images in 3 classes",
             "whole": "50 images in 5 classes",
         }
-        for kind, source in (("copy", "/home/ann/tandem/data/set here"), ("share", "node1"))
+        for kind, source in (("copy", "/home/ann/tandem/data/set"), ("share", "node1"))
         for code in ("lacks", "differs")
     },
     "files-differ": {

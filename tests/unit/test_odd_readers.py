@@ -232,7 +232,7 @@ def test_a_damaged_sweep_goes_on_or_is_refused(made, ended, log):
             try:
                 state = read(folder)
             except UserError as error:
-                assert "is damaged (" in str(error) or "is no sweep: " in str(error)
+                assert "is damaged (" in str(error) or "is not a sweep: " in str(error)
                 return
         for entry in state["runs"]:
             sweep.adopt(folder, entry)

@@ -10,8 +10,8 @@ import io
 import math
 import os
 import struct
-import time
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Any, BinaryIO, Iterator, Mapping, Optional, Tuple, Union, cast
 
 from PIL import Image, PngImagePlugin
@@ -264,7 +264,7 @@ def read_file(path: Path, pauses: Tuple[float, ...] = PAUSES) -> bytes:
                 raise Missing(reason) from error
             if error.errno not in FAILING:
                 raise BadImage(reason) from error
-        time.sleep(pause)
+        sleep(pause)
     raise Unreadable(reason)
 
 

@@ -60,7 +60,11 @@ def system(facts, question):
         )
     if not facts.systemd:
         # Roles install units, for example for the clock and for waking.
-        yield ("systemd", "its first process is not systemd", "boot it with systemd")
+        yield (
+            "systemd",
+            "its first process is not systemd",
+            "install Debian or Ubuntu with systemd, which is their default",
+        )
     yield from python(facts, question["ansible_core"])
 
 
@@ -158,7 +162,7 @@ def privileges(facts, question):
     if not users["there"]:
         yield (
             "train_user",
-            f"it has no user {users['trains']}, who should train on it",
+            f"the user {users['trains']}, who runs the training, does not exist on it",
             "`make bootstrap` creates it; or correct train_user in the inventory",
         )
     if users["trains"] == users["provisions"]:
@@ -253,7 +257,7 @@ def packages(facts, question):
         yield ("dpkg", *apt.broken(facts))
     for dead in facts.dead_sources if not question["offline"] else ():
         file = dead.file or "a file of /etc/apt/sources.list.d"
-        cause, remedy = "has no such suite any more", f"correct or delete it in {file}"
+        cause, remedy = "does not offer this suite any more", f"correct or delete it in {file}"
         if dead.unsigned:
             cause = (
                 "has no signature that apt can verify: its publisher's key is missing or expired"
@@ -281,7 +285,7 @@ def clock(facts, question):
         yield (
             "clock",
             f"its clock differs by {off:+.0f} s from the control node's clock",
-            "sudo timedatectl set-ntp true, or set it: sudo date --set=@$(date +%s)",
+            "type on that machine: sudo timedatectl set-ntp true",
         )
 
 

@@ -76,7 +76,7 @@ def names(facts, question):
     if question["provisioned"] and facts.hostname in facts.loopback_names:
         yield (
             "loopback_name",
-            f"/etc/hosts has its name {facts.hostname} at a loopback address again",
+            f"/etc/hosts maps its name {facts.hostname} to a loopback address again",
             "make provision; if cloud-init did it: echo 'manage_etc_hosts: false' | "
             "sudo tee /etc/cloud/cloud.cfg.d/99-hosts.cfg",
         )
@@ -94,8 +94,9 @@ def overlaps(facts, question):
                     "overlap",
                     f"{link.name} ({network}) overlaps with the network of {listed}: packets "
                     f"to the other machines may take {link.name}",
-                    'change its network (Docker: "bip" and "default-address-pools" in '
-                    "/etc/docker/daemon.json), or remove the interface",
+                    'change the network of that interface (for Docker, "bip" and '
+                    '"default-address-pools" in /etc/docker/daemon.json), or remove the '
+                    "interface",
                 )
 
 
@@ -295,4 +296,6 @@ def unreachable(variables):
 def set_aside(variables):
     """Tell of a machine that did not answer, when the others continue without it."""
     finding = unreachable(variables)
-    return f"SET ASIDE: {finding['host']}: {finding['cause']}. Remedy: {finding['remedy']}."
+    return (
+        f"SKIPPED: {finding['host']}: {finding['cause'].rstrip('.')}. Remedy: {finding['remedy']}."
+    )

@@ -87,7 +87,7 @@ def driver(facts, question):
             "no NVIDIA driver is loaded",
             _by_the_role(
                 facts,
-                "make provision installs the one for this card",
+                "make provision installs the driver for this card",
                 "install it on that machine, or find out why it is not loaded (sudo modprobe "
                 "nvidia)",
             ),
@@ -101,7 +101,8 @@ def driver(facts, question):
             f"stay with this kernel, or build it there: sudo dkms autoinstall -k "
             f"{facts.waiting_kernel}"
             if facts.driver_kept
-            else f"when no run uses it, type make upgrade LIMIT={facts.host}, which upgrades both",
+            else f"when no run uses it, type make upgrade LIMIT={facts.host}, which upgrades "
+            "kernel and driver",
         )
     if facts.driver and facts.driver_library and facts.driver != facts.driver_library:
         yield (
@@ -123,15 +124,17 @@ def ended_branch(facts, question):
     if ends is None and branch >= table["ended_before"]:
         yield (
             "driver_end_unknown",
-            f"ansible/stacks.yml does not know when NVIDIA ends branch {branch} of its driver",
+            "ansible/stacks.yml does not contain when NVIDIA ends the support of driver "
+            f"branch {branch}",
             "none; NVIDIA's page of supported drivers (docs/driver.md) says if it still gets "
             "security fixes",
         )
     elif (ends or "") < month:
         yield (
             "driver_ended",
-            f"NVIDIA has ended branch {branch} of its driver{f' in {ends}' if ends else ''}: "
-            f"{facts.driver} gets no security fixes",
+            "NVIDIA ended the support of driver branch "
+            f"{branch}{f' in {ends}' if ends else ''}, so {facts.driver} gets no security "
+            "fixes",
             "when no run uses it, install a newer branch yourself (driver_policy is keep)"
             if facts.driver_kept
             else f"when no run uses it, type make upgrade LIMIT={facts.host}, which installs the "

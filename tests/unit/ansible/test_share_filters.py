@@ -245,7 +245,7 @@ def test_what_a_client_does_not_see_of_a_share_is_said(tmp_path):
     (tmp_path / "client/other/train").mkdir(parents=True)  # of the client alone: it is not lost
     assert loss() == ""
     (tmp_path / "client/set/val/12:05").rename(tmp_path / "client/set/val/UOWP42~0")
-    assert "set/train of the data: node2 sees" in loss() and "UOWP42~0 is a class" in loss()
+    assert "set/train: node2 sees" in loss() and "UOWP42~0 is a class" in loss()
     for split in ("train", "val"):
         shutil.rmtree(tmp_path / "client/set" / split)
     assert "node2 sees nothing" in loss()

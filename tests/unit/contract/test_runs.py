@@ -115,7 +115,7 @@ def test_a_run_is_found_by_its_model(tmp_path, capsys, model, name):
     assert not may_have_trained(name, "other")
     RunBuilder(tmp_path / name, model=model).write()
     assert main(["plan", "--runs", str(tmp_path), "--model", model]) == 0
-    assert f"In {name}, a step" in " ".join(capsys.readouterr().out.split())
+    assert f"In run {name}, a step" in " ".join(capsys.readouterr().out.split())
 
 
 MEASURED = Setting("resnet50", 32, 224, "fp32")

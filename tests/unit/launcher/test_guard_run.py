@@ -172,7 +172,7 @@ def test_ranks_that_meet_no_other_are_named_after_a_while(guards, tmp_path):
         options = {"env": {"PORT": str(port)}, **AT_HOME, "meet_within": 2.0, "beat": 0.1}
         guard.start(tmp_path, workers(MEETS, 2), ranks=[0, 1], **options)
         told = guard.wait_for("trouble", what="group")["message"]
-    assert told.startswith("rank 1 met no other in 2 s")
+    assert told.startswith("rank 1 connected to no other rank within 2 s")
 
 
 RECEIVES = """
@@ -229,5 +229,7 @@ def test_a_short_run_whose_ranks_met_no_other_ends_with_a_warning(guards, tmp_pa
     guard.start(
         tmp_path, workers("import time; time.sleep(1)"), **AT_HOME, meet_within=6.0, beat=0.1
     )
-    assert guard.wait_for("trouble", what="group")["message"].startswith("rank 0 met no other in")
+    assert guard.wait_for("trouble", what="group")["message"].startswith(
+        "rank 0 connected to no other rank"
+    )
     assert guard.wait_for("exit")["reason"] == "finished"

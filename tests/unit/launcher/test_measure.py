@@ -119,7 +119,7 @@ def test_an_earlier_run_serves_without_any_machine(cluster, capsys, tmp_path, mo
     assert "inventory.ini is missing." in capsys.readouterr().err
     RunBuilder(tmp_path / "runs/20261122T130000Z-resnet50-4n").write()
     assert plan() == 0
-    assert "In 20261122T130000Z-resnet50-4n, a step" in capsys.readouterr().out
+    assert "In run 20261122T130000Z-resnet50-4n, a step" in capsys.readouterr().out
     assert not taken
 
 

@@ -293,7 +293,7 @@ def test_what_a_machine_says_of_its_peers(said, told):
     if told is None:
         assert found == [Unreached(**one) for one in said]
     else:
-        assert found.startswith(f"its answer is impossible ({told}")
+        assert found.startswith(f"its answer is malformed ({told}")
 
 
 # A public key: 32 bytes of which none is secret.

@@ -81,7 +81,7 @@ def test_the_machines_in_parts_by_speed_and_the_links_as_measured(tmp_path, caps
     )
     assert "Links: the slowest link reaches 899 Mbit/s, and 700 Mbit/s while all" in said
     assert "noise instead of images" in said
-    assert "90 epochs" not in said.split("The numbers include")[0]  # of noise
+    assert "90 epochs" not in said.split("The speeds are for")[0]  # of noise
     assert "pair " not in out
     lines = plan(tmp_path, capsys, *HERE, "--all")[1].out.splitlines()
     assert lines[1].split() == ["node1", "-", "node2", "900", "940", "0.10", "0.20", "1500"]

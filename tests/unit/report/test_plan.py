@@ -200,13 +200,13 @@ def test_a_plan_counts_the_warm_up_of_the_whole_run(capsys, warmup, times):
     if warmup < 90:
         share = warmup / 90
         assert times == pytest.approx(4 * 0.2177 / (share * 1.378 + (1 - share) * 0.2229), rel=0.01)
-    assert ("warm-up (--sync_warmup), in which ef" in out) is (0 < warmup < 90)
+    assert ("the warm-up (--sync_warmup), ef" in out) is (0 < warmup < 90)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_exact_first_steps_are_planned_where_a_run_begins_with_them(capsys, optimizer):
     out = " ".join(on_paper(capsys, "--sync", "ef:5", "--optimizer", optimizer).split())
-    assert ("warm-up (--sync_warmup), in which ef" in out) is (optimizer == "adamw")
+    assert ("the warm-up (--sync_warmup), ef" in out) is (optimizer == "adamw")
 
 
 @pytest.mark.parametrize(("nodes", "link"), [(1, "1gbit"), (3, "100mbit"), (8, "100gbit")])

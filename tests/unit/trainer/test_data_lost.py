@@ -49,7 +49,7 @@ def test_a_read_error_that_passes_is_waited_for(images, monkeypatch):
             path.unlink()
             path.write_bytes(good)
 
-    monkeypatch.setattr(decode.time, "sleep", well_again)
+    monkeypatch.setattr(decode, "sleep", well_again)
     assert open_picture(path).size == (16, 16)
     assert waited == [0.5, 1.0, 2.0]
     fails(path)
@@ -104,7 +104,7 @@ def test_a_share_that_fails_is_waited_for_once_and_not_by_each_file(images, monk
     for path in sorted(images.glob("train/*/*.png"))[kept:]:
         fails(path)
     waited = []
-    monkeypatch.setattr(decode.time, "sleep", waited.append)
+    monkeypatch.setattr(decode, "sleep", waited.append)
     options = Options(image_size=16)
     found = folder.ImageFolder(str(images), "train", options)
     monkeypatch.setattr(folder, "PROBE_COUNT", len(found))  # so that the good one is met

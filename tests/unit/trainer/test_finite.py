@@ -45,7 +45,7 @@ def test_nan_on_one_rank_alone_names_it(images, tmp_path):
     (code, text), (other, _) = run(images, tmp_path, "nan_once_on_rank_1", "--epochs", 3)
     assert (code, other) == (DIVERGED, DIVERGED)
     assert "since epoch 2, step 6, first on node2 (rank 1):" in text
-    assert "the images or the memory of node2" in text
+    assert "bad images or faulty memory on node2" in text
     assert saved(tmp_path)[-1] == 5
 
 
