@@ -283,7 +283,7 @@ def test_too_few_by_the_clock_are_asked_nothing(monkeypatch):
     nights = [host(1, owner=Owner(hours=owned.hours("00:00-00:01"))), host(2)]
     monkeypatch.setattr(participants, "datetime", SimpleNamespace(now=lambda: MONDAY))
     monkeypatch.setattr(participants.look, "open_and_probe", None)
-    with pytest.raises(UserError, match=r"waited: at least 2.*hours \(00:00-00:01\)"):
+    with pytest.raises(UserError, match=r"waited: at least 2.*only at these times: 00:00-00:01"):
         restart(Participants(nights, Config(min_nodes=2)), stopped=True)
 
 
