@@ -22,7 +22,7 @@ def test_machines_are_found_a_stranger_is_shown_and_what_is_listed_stays(start_l
     lab.ssh(4, "sudo rm /etc/ssh/ssh_host_*; sudo ssh-keygen -A; sudo systemctl restart ssh")
     changed = [*WHOLE[:3], "#pc114 ansible_host=192.168.56.114"]
     done, lines = find(f"NET={NET}", "WRITE=1")
-    assert lines == changed and "a stranger" in done.stdout.partition("#pc114")[2]
+    assert lines == changed and "its host key is unknown" in done.stdout.partition("#pc114")[2]
     kept = file.read_text()
     assert re.findall(r"^#?\w+ \S+", kept, re.MULTILINE) == changed
     assert find("NET=192.168.56.0/25", "WRITE=1")[1] == changed[3:]

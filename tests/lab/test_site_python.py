@@ -134,7 +134,7 @@ def test_uv_needs_no_internet_once_it_is_there(provision, tmp_path):
     lab = provision.lab
     lab.ssh(1, f"sudo rm -rf {ROOT} /etc/standin-python")
     refused = provision(env_manager="uv", offline=True, check=False)
-    assert "env_manager is uv, but root finds no program uv there" in said(refused)
+    assert "env_manager is uv, but root finds no program uv on that machine" in said(refused)
     fetch = [sys.executable, "-m", "pip", "install", "--quiet", "--target", tmp_path, UV]
     subprocess.run(fetch, check=True)
     lab.control("scp", "-q", str(tmp_path / "bin/uv"), "tandem@192.168.56.111:")

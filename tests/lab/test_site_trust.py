@@ -128,5 +128,5 @@ def test_root_follows_no_link_of_a_user(provisioning):
         done = play(lab, *words, check=False)
         admin(f'su tandem -c "{undo}"')
         assert admin(target) == before
-        assert failures(done) == {"node1"} and "than tandem may" in said(done), said(done)
+        assert failures(done) == {"node1"} and "as tandem, " in said(done), said(done)
     assert changes(play(lab, *words)) == {"node1": 0}

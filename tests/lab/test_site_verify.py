@@ -13,7 +13,7 @@ FIRST = f"{IMAGES}/$(ls {IMAGES} | head -1)"
 BREAKS = {
     "identity": (
         "sed -i '1i 127.0.1.1 node4' /etc/hosts",
-        "node4 for 127.0.1.1 instead of 192.168.56.114",
+        "node4 to 127.0.1.1 instead of 192.168.56.114",
         "sed -i 1d /etc/hosts",
     ),
     "base": (

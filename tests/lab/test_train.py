@@ -71,7 +71,7 @@ def test_a_plan_measures_with_the_real_trainer_and_leaves_nothing_but_figures(pr
     before = runs()
     done = launch(provisioned, "plan", *words, "--measure", "--", "--image_size", "32")
     told = " ".join(done.stdout.split())
-    assert "on node1, node2 by themselves, on noise instead of images: a step took" in told
+    assert "on node1, node2 by themselves, with noise instead of images: a step took" in told
     assert re.search(r"Links: the slowest link reaches \d+ Mbit/s, and \d+ Mbit/s while all", told)
     assert "docs/slow-networks.md" in told
     plan = [line for line in done.stdout.splitlines() if not line.startswith("tandem: ")]
@@ -118,4 +118,4 @@ def test_missing_data_and_missing_python_are_told_by_machine(provisioned, tmp_pa
     )
     done = launch(provisioned, "train", "--inventory", str(inventory), check=False)
     assert done.returncode == 2
-    assert "node1 (192.168.56.111): no Python at /none/python" in done.stderr
+    assert "node1 (192.168.56.111): there is no Python at /none/python" in done.stderr
