@@ -210,3 +210,20 @@ def test_ssh_is_called_where_it_is_said_how():
     plays = [ROOT / "site.yml", ROOT / "Makefile", *(ROOT / "ansible").rglob("*.yml")]
     typed = r"(argv: *\[|command: *|shell: *|cmd: *|^\t@?)[\"']?(ssh|scp|sftp|rsync)\b"
     assert not [p for p in plays if re.search(typed, p.read_text(), re.MULTILINE)]
+
+
+def test_tests_of_what_nodes_get_import_nothing_that_nodes_lack():
+    """tests/lab/test_legacy.py runs these on a machine that has contract, tandem and trainer."""
+    lacking = ("report", "launcher", "boundary", "lab", "planning", "tests.unit.report")
+    found = []
+    for folder in ("tandem", "trainer"):
+        for path in (ROOT / "tests/unit" / folder).glob("*.py"):
+            # An import in a function or behind `try` is for other machines.
+            for node in ast.parse(path.read_text()).body:
+                names = (
+                    [getattr(node, "module", None) or ""] if type(node) is ast.ImportFrom else []
+                )
+                names += [name.name for name in node.names] if type(node) is ast.Import else []
+                hits = [n for n in names for room in lacking if f"{n}.".startswith(f"{room}.")]
+                found += [f"{path.name}: {name}" for name in hits]
+    assert found == []
