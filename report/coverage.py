@@ -111,11 +111,11 @@ def candidates(
     the largest wait with another cause."""
     fractions: dict[str, float] = {}
     for wait, share in step_shares(step).items():
-        found = bottleneck.cause_of(wait, step, evidence)
+        wait_cause = bottleneck.cause_of(wait, step, evidence)
         # Crowded processors within one machine make ranks wait for each other, too.
         if cause == "cpu_oversubscribed" and step.one_machine and wait in RANK_WAITS:
-            found = cause
-        fractions[found] = fractions.get(found, 0.0) + share
+            wait_cause = cause
+        fractions[wait_cause] = fractions.get(wait_cause, 0.0) + share
     others = {name: share for name, share in fractions.items() if name not in ("compute", cause)}
     second = max(others, key=others.__getitem__, default="")
     runner_up = Candidate(second, others[second]) if others.get(second) else None

@@ -98,9 +98,13 @@ def tried_advice(run: RunRecord, reached: float | None) -> Entry | None:
             if not (isinstance(command, str) and number(predicted)):
                 continue
             if settings_of(command) == settings_of(line or ""):
-                found = {"run": path.name, "change": advice.get("change")}
-                found |= {"before": summary.images_per_second, "predicted": predicted}
-                return {**found, "reached": reached}
+                return {
+                    "run": path.name,
+                    "change": advice.get("change"),
+                    "before": summary.images_per_second,
+                    "predicted": predicted,
+                    "reached": reached,
+                }
     return None
 
 

@@ -144,7 +144,7 @@ def test_the_owner_of_node_0_is_back_and_leaves_again(lab):
     lab.away("node1")
     lab.trains(2, ["node2"])
     assert "tandem: node1 leaves: its user typed `tandem away`" in lab.said()
-    assert "tandem: node1: all processes of the run have endednothing was left" in lab.said()
+    assert "tandem: node1: all processes of the run have ended" in lab.said()
     lab.away("node2")
     lab.wait(
         lambda: (
