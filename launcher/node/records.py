@@ -68,6 +68,7 @@ class CpuTimes:
         self.pid, self.pids, self.look_count = pid, [pid], 0
         self.ran = self.waited = self.loaders = self.loaders_busy = 0.0
         self.threads, self.look_time = {}, time.monotonic()
+        self.is_known = False  # a thread's times were read
 
     def state(self):
         """Return a letter as ps writes it: T if a process is stopped, else D if one waits for a
@@ -89,6 +90,7 @@ class CpuTimes:
             for folder in list_threads(pid)[: MOST_THREADS - len(threads)]:
                 text = read_text(str(folder / "schedstat"))
                 if text:
+                    self.is_known = True
                     threads[folder] = ran, waited = counters.schedule(text)
                     ran_before, waited_before = self.threads.get(folder, (0.0, 0.0))
                     # Below 0 if another thread has the number of one that ended.
@@ -186,8 +188,9 @@ class Sampler:
         for rank, schedule in self.schedules.items():
             schedule.look()
             ranks[str(rank)] = {"state": schedule.state()}
-            # Without /proc/<pid>/task/*/schedstat these times are unknown, which is not 0.
-            if schedule.threads:
+            # Without /proc/<pid>/task/*/schedstat these times are unknown, not 0. A rank that
+            # has just ended keeps the times read before.
+            if schedule.is_known:
                 times = {name: round(getattr(schedule, name), 3) for name in RANK_TIMES}
                 ranks[str(rank)].update(times)
         finished = {"finished": self.finished} if self.finished else {}

@@ -151,6 +151,15 @@ def test_a_hog_shows_in_what_a_rank_waits_for_a_processor():
     assert seen[-1]["loaders_busy"] > 0.75 * seen[-1]["loaders"] > 0
 
 
+def test_a_rank_that_has_just_ended_keeps_its_times():
+    rank = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    sampler = Sampler(pids=lambda: {0: rank.pid})
+    before = sampler.sample()["ranks"]["0"]
+    rank.communicate()
+    after = sampler.sample()["ranks"]["0"]
+    assert after["ran"] >= before["ran"] and after.keys() == before.keys()
+
+
 class Rank:
     """A rank as its sampler counts it."""
 
