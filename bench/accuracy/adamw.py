@@ -52,6 +52,10 @@ CODED = (
     Arm("`ef:5:own`, 75 exact steps", "ef:5:own"),
     Arm("`ef:5:own`, no exact steps", "ef:5:own", "none"),
 )
+MATCHED = (
+    Arm("`ef:5:own`, matched, 75 exact steps first", "ef:5:own", "matched"),
+    Arm("`ef:5:own`, matched, no exact steps first", "ef:5:own", "matched none"),
+)
 ARMS = (FORWARDS, BACKWARDS, *CODED, LOWER, HIGHER)
 CONVNEXT_ARMS = (FORWARDS, BACKWARDS, *CODED)
 LABELS = ("bf16", "ef:15:peak")  # with SGD on fonts, for labels that rest on glyphs alone
@@ -109,6 +113,11 @@ def missing_runs(lines: list[dict], tasks: tuple[int, ...]) -> Iterator[Case]:
     for task in tasks:
         yield from tune(results, task).missing
     yield from missing_pairs(results, tasks, ARMS)
+    for task in tasks:  # the constant of runs without exact steps comes from these
+        rate = tune(results, task).rate
+        cases = [MATCHED[0].case(task, rate, seed) for seed in TUNING_SEEDS] if rate else []
+        yield from (case for case in cases if case not in results)
+    yield from missing_pairs(results, tasks, MATCHED)
     yield from tune(results, CONVNEXT).missing
     yield from missing_pairs(results, (CONVNEXT,), CONVNEXT_ARMS, CONVNEXT_SEEDS)
     if FONTS in tasks:
@@ -172,7 +181,7 @@ def table(lines: list[dict]) -> list[str]:
         if rate is None:
             continue
         base = baseline(results, task, rate)
-        for arm in ARMS:
+        for arm in (*ARMS, *MATCHED):
             own = accuracies_of(results, arm, task, rate)
             seeds = sorted(own.keys() & base.accuracies.keys())
             if not seeds:

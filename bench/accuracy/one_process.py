@@ -24,7 +24,7 @@ from torch.nn import functional
 from contract.options import Options
 from tandem import sync as strategies_of_ranks
 from tandem.sync import allreduce, feedback
-from tandem.sync.codec import CODECS, Codec, Operations
+from tandem.sync.codec import CODECS, Codec, Operations, learn
 from trainer.data.batch import Normalise
 from trainer.data.loader import epoch_order
 from trainer.ema import Ema
@@ -253,6 +253,7 @@ class Rank:
     steps_per_epoch: int
     start_levels: int | None = None  # of ef's codec while the learning rate rises
     level_step: float = 0.0  # of ef's codec, unless 0
+    matches_variance: bool = False  # exact steps adjust the distance of ef's levels
 
     def __post_init__(self) -> None:
         self.model.train()
@@ -266,6 +267,7 @@ class Rank:
         coded = isinstance(self.sync, feedback.ErrorFeedback)
         adam = self.options.optimizer == "adamw"
         self.step_lengths = StepLengths(self.optimizer) if coded and adam else None
+        self.compared_steps = 0  # exact steps that compared coded with exact sums
         average = own.rank == 0 and self.options.ema
         self.ema = Ema(self.model.state_dict(), self.options.ema) if average else None
 
@@ -309,7 +311,9 @@ class Rank:
         if self.sync is not None:
             # As in trainer/train.py.
             exact = step < self.options.exact_epochs * self.steps_per_epoch
-            self.sync.begin(1.0, exact)
+            # Steps 1, 2, 4, 8, ... check the distance of the levels again.
+            compares = self.matches_variance and (exact or (step + 1) & step == 0)
+            self.sync.begin(1.0, exact and not compares)
             if self.start_levels is not None:
                 rising = step < self.options.warmup_epochs * self.steps_per_epoch
                 levels = self.start_levels if rising else self.sync.strategy.arguments[0]
@@ -321,23 +325,43 @@ class Rank:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if self.sync is not None:
-            self.sum_gradients(lr)
+            self.sum_gradients(lr, compares)
         self.optimizer.step()
         if self.ema is not None:
             self.ema.update(self.model.state_dict())
         return loss.detach()
 
-    def sum_gradients(self, lr: float) -> None:
+    def sum_gradients(self, lr: float, compares: bool) -> None:
         flat = torch.cat([one.grad.reshape(-1) for one in self.parameters])
         exact = flat / self.world
         bucket = Bucket(self.parameters, flat)
         flat.copy_(self.sync.hook(bucket).wait())
-        if self.step_lengths is not None:
+        if self.step_lengths is not None or compares:
             own.wire.all_reduce(exact, torch.add)
-            if own.rank == 0:
-                self.step_lengths.add(lr, flat, exact)
+        if compares:
+            self.match_variance(flat, exact)
+            flat.copy_(exact)
+        if self.step_lengths is not None and own.rank == 0:
+            self.step_lengths.add(lr, flat, exact)
         for one, gradient in zip(self.parameters, bucket.gradients()):
             one.grad.copy_(gradient)
+
+    def match_variance(self, coded: torch.Tensor, exact: torch.Tensor) -> None:
+        """Adjust the distance of the levels until coded sums have the mean square of exact sums.
+
+        All ranks have these sums to the bit, so they choose the same distance."""
+        state = self.sync._squares[0]
+        values = slice(exact.numel())
+        # The running means learn the sums that the optimizer uses. They include this step's, so a
+        # value that was zero for long does not decide alone.
+        learn(state.current[0][values], exact, state.pending[0][values])
+        means = state.pending[0][values].clamp(min=torch.finfo(torch.float32).tiny)
+        ratio = float((coded.square() / means).sum() / (exact.square() / means).sum())
+        self.compared_steps += 1
+        # The first steps compare gradients of which the running means know next to nothing.
+        if self.compared_steps > 16:
+            distance = self.sync.codec.step * ratio**-0.4
+            self._code_by(self.sync, replace(self.sync.codec, step=distance))
 
     @torch.no_grad()
     def hits(self) -> torch.Tensor:
@@ -360,18 +384,23 @@ def train(
     backwards: bool = False,
     start_levels: int | None = None,
     level_step: float = 0.0,
+    matches_variance: bool = False,
 ) -> tuple[torch.Tensor, float, dict[str, float]]:
     """Which validation images rank 0's model gets right in the end, with rank 0's batch
     statistics as the trainer's evaluation has them, its mean loss towards the end, and, of coded
-    runs with AdamW, the ratios of StepLengths."""
+    runs with AdamW, the ratios of StepLengths and the matched distance of the levels."""
 
     def rank_main(rank: int) -> Any:
         own_model = copy.deepcopy(model)
         mine = Rank(options, images, own_model, world, steps_per_epoch, start_levels, level_step)
+        mine.matches_variance = matches_variance
         loss = mine.train()
         if rank > 0:
             return None, loss, {}
-        return mine.hits(), loss, mine.step_lengths.ratios() if mine.step_lengths else {}
+        measured = mine.step_lengths.ratios() if mine.step_lengths else {}
+        if matches_variance:
+            measured["distance"] = round(mine.sync.codec.step, 4)
+        return mine.hits(), loss, measured
 
     with wired():
         results = run_ranks(world, rank_main, backwards)

@@ -59,8 +59,9 @@ class Case:
     """One run. `sync` ALONE: one machine. `epochs`: EPOCHS for as many images as all-reduce has.
     `warmup`: epochs in which the learning rate rises; `start`: "none" where none of ef's steps is
     exact, "15" where those of the warm-up have 15 levels instead, "backwards" where sums begin with
-    the last rank (a control). `step`: of two levels of own scales, in root mean squares of a block;
-    0: the codec's."""
+    the last rank (a control), "matched" where exact steps adjust the distance of the levels, and
+    "matched none" where only steps 1, 2, 4, ... are exact. `step`: of two levels of own scales, in
+    root mean squares of a block; 0: the codec's."""
 
     sync: str
     seed: int
@@ -88,7 +89,7 @@ class Case:
             seed=self.seed,
             epochs=self.epochs,
             warmup_epochs=self.warmup,
-            sync_warmup=0.0 if self.start in ("none", "15") else self.warmup,
+            sync_warmup=0.0 if self.start in ("none", "15", "matched none") else self.warmup,
             per_node_batch_size=BATCH,
             optimizer=self.optimizer,
             lr=self.lr,
@@ -157,6 +158,7 @@ def carry_out(case: Case, data: one_process.Images) -> dict[str, object]:
         backwards=case.start == "backwards",
         start_levels=start_levels,
         level_step=case.step,
+        matches_variance=case.start.startswith("matched"),
     )
     return {
         **asdict(case),
