@@ -35,7 +35,7 @@ endif
 terminal = "$$(tty | grep ^/dev/)"
 
 .DEFAULT_GOAL := help
-.PHONY: known machines help env ansible-env demo data/digits provision verify dry-provision check upgrade poweroff wake bootstrap bundle imagenet shrink find plan train dry-run slurm evaluate export status top attach stop runs report compare tensorboard sweep test test-lab test-all test-gpu snapshots mutants lint bench bench-gpu lock
+.PHONY: known machines help env ansible-env demo data/digits provision verify dry-provision check upgrade poweroff wake bootstrap bundle imagenet shrink find plan train dry-run slurm evaluate export status top attach stop runs report compare tensorboard sweep test test-lab test-all test-gpu snapshots lint bench bench-gpu lock
 
 help:
 	@python3 -m tools.verbs help
@@ -134,10 +134,6 @@ test-gpu: known
 snapshots: known
 	@tools/venv.sh dev
 	@TANDEM_SNAPSHOTS=write $(PYTHON_ENV) -m pytest --quiet -k reviewed tests/messages tests/unit/ansible
-
-mutants: known
-	@tools/venv.sh dev
-	@$(PYTHON_ENV) -m bench.mutants run
 
 lint: known
 	@tools/venv.sh dev

@@ -193,8 +193,6 @@ VERBS: Dict[str, Verb] = {
         "make test-gpu DEVICE=cpu", "DEVICE"),
     "snapshots": Verb("rewrite the sentences that users meet: tests/messages/",
         "make snapshots"),
-    "mutants": Verb("change rules of the product: do the tests notice? (root, hours)",
-        "make mutants"),
     "lint": Verb("run every linter", "make lint"),
     "bench": Verb("measure figures, by the methods of bench/README.md (root)", "make bench"),
     "bench-gpu": Verb("compare our steps with others': bench/performance.md (a GPU)",

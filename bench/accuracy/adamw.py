@@ -3,7 +3,7 @@
     python bench/accuracy/adamw.py --fonts DIR [--lines FILE]
 
 makes one run after another, in the order of the protocol, and continues where it was stopped.
-`--left` prints how many runs are left; `levels.py --table` prints the table.
+`--left` prints how many runs are left, and `--table` prints what the runs show.
 """
 
 from __future__ import annotations
@@ -215,13 +215,36 @@ def tuning_table(lines: list[dict]) -> list[str]:
     return rows
 
 
+def text_table(lines: list[dict]) -> list[str]:
+    """The language model's loss with `ef:5:own` beside all-reduce's, by seed."""
+    losses = {}
+    for spec in (EXACT, "ef:5:own"):
+        cases = {seed: text.case(spec, seed, gloo=False) for seed in TEXT_SEEDS}
+        losses[spec] = {
+            seed: line["loss"]
+            for seed, case in cases.items()
+            for line in lines
+            if case.items() <= line.items()
+        }
+    exact, coded = losses.values()
+    more = [100 * (coded[seed] / exact[seed] - 1) for seed in sorted(exact.keys() & coded.keys())]
+    rows = ["| language model | pairs | loss above all-reduce's, % |", "|---|---|---|"]
+    return [*rows, f"| `ef:5:own` | {len(more)} | {with_interval(more)} |"] if more else rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fonts", type=Path, help="the folder that fonts.py filled")
     parser.add_argument("--lines", type=Path, default=study.LINES, help="file of finished runs")
     parser.add_argument("--text", type=Path, default=text.LINES, help="of the language model")
     parser.add_argument("--left", action="store_true", help="print how many runs are left")
+    parser.add_argument("--table", action="store_true", help="print what the runs show")
     options = parser.parse_args()
+    if options.table:
+        lines = study.known(options.lines)
+        tables = tuning_table(lines), table(lines), text_table(text.known(options.text))
+        print("\n\n".join("\n".join(rows) for rows in tables))
+        return
     tasks = (GLYPHS, FONTS) if options.fonts else (GLYPHS,)
     torch.set_num_threads(1)
     with options.lines.open("a+") as file:

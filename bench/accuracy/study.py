@@ -2,12 +2,12 @@
 
     python bench/accuracy/study.py --seeds 1 2 3 --sync allreduce ef:5
 
-(levels.py carries out PROTOCOL.md, which was fixed before its first run.) Each run is N = 4 ranks,
-or one machine alone with one machine's batch: ranks of one process (one_process.py), with the
-trainer's own strategies, optimizer, schedule and EMA. A seed is a data set of its own, for training
-and for validation, and the same weights and order for all that run on it: runs are compared within
-a seed. Each finished run is one line of a file, and a run that stands there is not repeated: the
-study goes on where it was broken off.
+PROTOCOL.md was written before the runs that it describes. adamw.py makes the runs of its newest
+section. A run has four ranks, or it is one machine alone with one machine's batch. The ranks are
+threads of one process (one_process.py) with the trainer's own strategies, optimizer, schedule and
+EMA. A seed gives the data set, the weights and the order of images to all runs that use it, so runs
+are compared within a seed. Each finished run is one line of a file, and is not repeated, so the
+study continues where it was stopped.
 
 tables.py makes the tables, the labels and the chart of runs.jsonl.
 """
