@@ -1,10 +1,9 @@
 """Give this control node access to machines that accept only a password: `make bootstrap`.
 
-For each machine it shows the host key. You compare it with the key on the machine's own screen, and
-ssh trusts it from then on. Then it installs this control node's key for two users: the one that
-provisions and the one that trains. The first gets a sudo rule and proves that it can become root;
-only then the second loses an earlier rule. If the inventory has no train_user, both are
-ansible_user.
+For each machine this program shows the host key. A person compares the key with the one on the
+machine's own screen, and ssh trusts the key from then on. Then playbooks/bootstrap.yml installs
+this control node's key for the user that provisions and for the user that trains, and writes the
+sudo rules. This program itself changes only ~/.ssh of the control node.
 """
 
 import argparse
@@ -29,9 +28,10 @@ from contract.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAYBOOK = ROOT / "ansible" / "playbooks" / "bootstrap.yml"
-TOOLS = Path(sys.executable).parent  # Ansible's programs are in the same environment
-SSH = Path("~/.ssh").expanduser()
-NO_SSHD = """{name}: nothing answers at {address}, port {port}. On that machine's own screen:
+PROGRAM_FOLDER = Path(sys.executable).parent  # Ansible's programs are in the same environment
+SSH_FOLDER = Path("~/.ssh").expanduser()
+# print_wrapped_error does not wrap the two commands, since their lines start with blanks.
+NO_ANSWER = """{name}: nothing answers at {address}, port {port}. On that machine's own screen:
     sudo apt install openssh-server
     ip -brief address          (is {address} among them? else correct inventory.ini)"""
 
@@ -41,8 +41,8 @@ class Machine:
     name: str
     address: str
     port: int
-    provisions: str  # the user that Ansible logs in as
-    trains: str
+    provisions: str  # the user that Ansible logs in as: ansible_user
+    trains: str  # the user whose name training processes run under: train_user, else ansible_user
 
     def ssh_name(self):
         """Name the machine as known_hosts does."""
@@ -51,31 +51,34 @@ class Machine:
 
 @dataclass(frozen=True)
 class HostKey:
-    line: str  # of known_hosts
+    line: str  # as in known_hosts: "192.168.1.20 ssh-ed25519 AAAAC3Nz..."
     fingerprint: str  # "SHA256:..."
 
 
-def machines(inventory, limit):
+def list_machines(inventory, limit):
     """List the inventory's machines, in order. Raises UserError."""
     words = ["--limit", limit, *(["--inventory", inventory] if inventory else [])]
     words += ["--playbook-dir", str(ROOT)]  # for group_vars/, wherever the inventory is
-    variables = json.loads(_ask("ansible-inventory", "--list", *words))["_meta"]["hostvars"]
-    # Only Ansible itself knows all members: from lines, child groups and patterns.
+    listing = json.loads(_run_inventory_tool("ansible-inventory", "--list", *words))
+    variables = listing["_meta"]["hostvars"]
+    # Only Ansible itself knows all members: from lines, child groups and patterns. It prints a
+    # title and then a name per line: "  hosts (2):", "    pc1", "    pc2".
     try:
-        _, *names = map(str.strip, _ask("ansible", "cluster", "--list-hosts", *words).splitlines())
-    except UserError:  # nobody is left; the inventory itself was read above
+        text = _run_inventory_tool("ansible", "cluster", "--list-hosts", *words)
+        _, *names = map(str.strip, text.splitlines())
+    except UserError:  # --limit left no machine over: the inventory itself was read above
         names = []
     if not names:
         raise UserError(
             f"--limit {limit} selects no machine of the group `cluster` in the inventory"
         )
-    return [machine_of(name, variables.get(name, {})) for name in names]
+    return [make_machine(name, variables.get(name, {})) for name in names]
 
 
-def machine_of(name, variables):
+def make_machine(name, variables):
     """Make the Machine with these variables in the inventory. Raises UserError."""
     # A value may have any type: the inventory may be YAML.
-    provisions = user_of(variables, "ansible_user") or getpass.getuser()
+    provisions = read_user(variables, "ansible_user") or getpass.getuser()
     address, port = variables.get("ansible_host", name), variables.get("ansible_port", 22)
     if not isinstance(address, str):
         raise UserError(f"{name}: ansible_host in the inventory is {address!r}, which is not text")
@@ -86,13 +89,14 @@ def machine_of(name, variables):
         address=address,
         port=int(port),
         provisions=provisions,
-        trains=user_of(variables, "train_user") or provisions,
+        trains=read_user(variables, "train_user") or provisions,
     )
 
 
-def user_of(variables, name):
+def read_user(variables, name):
     """Read the name of a user in a machine's variables; None if there is none. Raises UserError."""
     value = variables.get(name)
+    # Names as useradd(8) accepts them; a $ at the end is Samba's.
     if value and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*[$]?", str(value)[:100]):
         raise UserError(
             f"{name} in the inventory is {value!r}, which is not a user's name: write the name "
@@ -101,24 +105,25 @@ def user_of(variables, name):
     return value
 
 
-def _ask(tool, *words):
+def _run_inventory_tool(tool, *words):
     """Run one of Ansible's programs on the inventory, and return its output. Raises UserError."""
-    argv = [str(TOOLS / tool), *words]
-    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1"}  # its errors become part of ours
+    argv = [str(PROGRAM_FOLDER / tool), *words]
+    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1"}  # Ansible's errors become part of ours
     streams = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     process = subprocess.run(argv, cwd=ROOT, env=environment, **streams)
     if process.returncode:
         reason = re.sub(r"^(\[ERROR\]:|ERROR!) ", "", process.stderr.strip())
-        is_complete = reason.startswith("the inventory ")  # a sentence of vars_plugins/names.py
+        # vars_plugins/names.py writes whole sentences, which need no introduction.
+        is_complete = reason.startswith("the inventory ")
         raise UserError(reason if is_complete else f"the inventory cannot be read: {reason}")
     return process.stdout
 
 
-def unknown(machine):
+def explain_unknown_address(machine):
     """Explain in a sentence that a machine's name cannot be resolved here; None if it can."""
     try:
         socket.getaddrinfo(machine.address, machine.port)
-    except (OSError, UnicodeError):  # the latter: a label is empty, or too long
+    except (OSError, UnicodeError):  # UnicodeError: a label of the name is empty, or too long
         return (
             f"{machine.name}: the control node does not know the host name "
             f"{machine.address!r}. Correct it in the inventory, or write the address: "
@@ -127,7 +132,7 @@ def unknown(machine):
     return None
 
 
-def scan(machine):
+def scan_host_key(machine):
     """Ask for the HostKey at the machine's address; None if nothing answers."""
     # Every sshd since 2014 has an ed25519 key, and one kind is enough to compare.
     argv = ["ssh-keyscan", "-T", "10", "-t", "ed25519", "-p", str(machine.port), machine.address]
@@ -137,29 +142,34 @@ def scan(machine):
     printed = subprocess.run(
         ["ssh-keygen", "-lf", "-"], input=line, capture_output=True, text=True, check=True
     ).stdout
-    return HostKey(line, printed.split()[1])
+    # ssh-keygen prints "256 SHA256:47DEQpj8... 192.168.1.20 (ED25519)".
+    _, fingerprint, *_ = printed.split()
+    return HostKey(line, fingerprint)
 
 
-def trusted_lines(machine):
-    """List the machine's keys in known_hosts."""
+def read_known_keys(machine):
+    """List the machine's keys in known_hosts: [[kind, key]]."""
     argv = ["ssh-keygen", "-F", machine.ssh_name()]
     lines = subprocess.run(argv, capture_output=True, text=True).stdout.splitlines()
+    # A comment comes before each key: "# Host 192.168.1.20 found: line 3". The name may be hashed:
+    # "|1|JfKT...= ssh-ed25519 AAAAC3Nz... comment".
     return [line.split()[1:3] for line in lines if not line.startswith("#")]
 
 
 def trust_host_key(machine, key, expected, ask=input):
     """Add the machine's host key to known_hosts after its confirmation. Raises UserError.
 
-    `key`: the result of `scan`. `expected`: {machine's name: fingerprint}; None asks a person.
+    key: the result of `scan_host_key`. expected: {machine's name: fingerprint}; None asks a person.
     """
     if key is None:
-        raise UserError(unknown(machine) or NO_SSHD.format(**vars(machine)))
-    trusted = trusted_lines(machine)
-    if key.line.split()[1:3] in trusted:
+        raise UserError(explain_unknown_address(machine) or NO_ANSWER.format(**vars(machine)))
+    known_keys = read_known_keys(machine)
+    _, key_kind, key_text, *_ = key.line.split()
+    if [key_kind, key_text] in known_keys:
         return
-    # A known machine with another key of the same kind: this must not become a question that people
-    # answer with yes.
-    if any(kind == key.line.split()[1] for kind, _ in trusted):
+    # A known machine with another key of the same kind must not become a question, since people
+    # answer questions with yes.
+    if any(kind == key_kind for kind, _ in known_keys):
         raise UserError(
             f"{machine.name}: its host key is {key.fingerprint}, but known_hosts has another "
             f"key. If the machine was reinstalled, run ssh-keygen -R '{machine.ssh_name()}' "
@@ -170,13 +180,13 @@ def trust_host_key(machine, key, expected, ask=input):
         raise UserError(
             f"{machine.name}: the keys differ; nothing was trusted and no password was sent"
         )
-    SSH.mkdir(mode=0o700, exist_ok=True)
-    with (SSH / "known_hosts").open("ab+") as file:
-        # The last line may lack its end, if a person has edited the file.
-        end = file.seek(0, os.SEEK_END)
-        file.seek(max(0, end - 1))
-        begin = b"" if file.read() in (b"", b"\n") else b"\n"
-        file.write(begin + key.line.encode() + b"\n")
+    SSH_FOLDER.mkdir(mode=0o700, exist_ok=True)
+    with (SSH_FOLDER / "known_hosts").open("ab+") as file:
+        # The last line may lack its newline, and would then swallow the key.
+        file_bytes = file.seek(0, os.SEEK_END)
+        file.seek(max(0, file_bytes - 1))
+        separator = b"" if file.read() in (b"", b"\n") else b"\n"
+        file.write(separator + key.line.encode() + b"\n")
 
 
 def is_confirmed(machine, key, expected, ask):
@@ -196,14 +206,14 @@ def is_confirmed(machine, key, expected, ask):
         ) from None
 
 
-def control_key():
-    """Read this control node's public key, and make one if there is none."""
+def read_or_make_control_key():
+    """Read this control node's public key. Make a pair of keys if the control node has none."""
     for kind in ("ed25519", "ecdsa", "rsa"):  # the names that ssh tries by itself
-        public = SSH / f"id_{kind}.pub"
+        public = SSH_FOLDER / f"id_{kind}.pub"
         if public.is_file():
             return public.read_text().strip()
-    SSH.mkdir(mode=0o700, exist_ok=True)
-    private = SSH / "id_ed25519"
+    SSH_FOLDER.mkdir(mode=0o700, exist_ok=True)
+    private = SSH_FOLDER / "id_ed25519"
     print(f"This control node has no key yet: creating {private}")
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(private)], check=True)
     return private.with_suffix(".pub").read_text().strip()
@@ -211,7 +221,8 @@ def control_key():
 
 def needs_no_password(machine, login):
     """Return true if this user can log in and become root already, by key and sudo rule."""
-    # ansible.cfg's options for ssh, which override ~/.ssh/config: Ansible has to get in, too.
+    # ansible.cfg's options for ssh override ~/.ssh/config. The test uses them too, since Ansible
+    # has to log in with them. A path in them is relative to ROOT: "-F ansible/ssh_config".
     config = configparser.ConfigParser()
     config.read(ROOT / "ansible.cfg")
     words = shlex.split(config["ssh_connection"]["ssh_args"])
@@ -222,18 +233,18 @@ def needs_no_password(machine, login):
     return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
 
 
-def logins(chosen, login, ask):
-    """Ask for {machine's name: (user, password)} to log in; "" if key and sudo rule suffice.
+def ask_for_logins(selected, login, ask):
+    """Return {machine's name: (user, password)}; the password is "" if key and sudo rule suffice.
 
-    If the user that provisions can log in already, it does, since an earlier call may have removed
-    `login`'s rule. Otherwise ask(prompt) gives the password of `login`. Raises UserError.
+    ask: returns what a person typed at a prompt; called only for a machine that needs the password
+    of `login`. Raises UserError.
     """
     users, previous_name = {}, None
-    for machine in chosen:
+    for machine in selected:
         print(f"{machine.name}: trying to log in without a password", flush=True)
-        passwordless = [
-            user for user in (machine.provisions, login) if needs_no_password(machine, user)
-        ]
+        # This user comes first: an earlier call may have removed the rule of `login`.
+        users_in_order = (machine.provisions, login)
+        passwordless = [user for user in users_in_order if needs_no_password(machine, user)]
         if passwordless:
             users[machine.name] = (passwordless[0], "")
             continue
@@ -251,11 +262,12 @@ def logins(chosen, login, ask):
     return users
 
 
-def fingerprints(file):
-    """Read {machine's name: fingerprint} from a file; None without a file. Raises UserError."""
+def read_fingerprints(file):
+    """Read {machine's name: fingerprint} from a file; None if `file` is None. Raises UserError."""
     if not file:
         return None
-    rows = [row.split() for row in read("--fingerprints", file).splitlines() if row.strip()]
+    lines = read_option_file("--fingerprints", file).splitlines()
+    rows = [line.split() for line in lines if line.strip()]
     for row in rows:
         if len(row) < 2 or not row[1].startswith("SHA256:"):
             raise UserError(
@@ -265,7 +277,7 @@ def fingerprints(file):
     return {name: fingerprint for name, fingerprint, *_ in rows}
 
 
-def read(option, file):
+def read_option_file(option, file):
     """Read the file that an option names. Raises UserError."""
     try:
         return Path(file).read_text()
@@ -273,8 +285,8 @@ def read(option, file):
         raise UserError(f"{option} {file}: {error}") from None
 
 
-def run_playbook(chosen, users, args):
-    """Run the playbook with the result of `logins`. Returns its exit code."""
+def run_playbook(selected, users, args):
+    """Run playbooks/bootstrap.yml; users: of ask_for_logins. Returns its exit code."""
     extra = {
         "access_users": {
             machine.name: {
@@ -282,35 +294,35 @@ def run_playbook(chosen, users, args):
                 "provisions": machine.provisions,
                 "trains": machine.trains,
             }
-            for machine in chosen
+            for machine in selected
         },
-        "access_key": control_key(),
+        "access_key": read_or_make_control_key(),
         "access_sudo": "keep" if args.keep_sudo else "nopasswd",
     }
-    argv = [str(TOOLS / "ansible-playbook"), str(PLAYBOOK)]
-    argv += ["--limit", ",".join(machine.name for machine in chosen)]
+    argv = [str(PROGRAM_FOLDER / "ansible-playbook"), str(PLAYBOOK)]
+    argv += ["--limit", ",".join(machine.name for machine in selected)]
     argv += ["--inventory", args.inventory] if args.inventory else []
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-    # A file in memory, without a name in any folder: passwords reach neither a disk nor a command
-    # line, and disappear with this process.
+    # The passwords are in a file in memory, which has no name in any folder. So they reach neither
+    # a disk nor a command line, and disappear with this process.
     with os.fdopen(os.memfd_create("tandem"), "w") as secrets:
-        json.dump({name: secret for name, (_, secret) in users.items()}, secrets)
+        json.dump({name: password for name, (_, password) in users.items()}, secrets)
         secrets.flush()
         path = f"/proc/{os.getpid()}/fd/{secrets.fileno()}"
         argv += ["--extra-vars", json.dumps({**extra, "access_secrets": path})]
         return subprocess.run(argv, cwd=ROOT, env=environment).returncode
 
 
-def trust_all(chosen, expected):
-    """Return (machines whose host key is trusted now, sentences about the others)."""
+def trust_host_keys(selected, expected):
+    """Return (machines whose host key is trusted now, sentences about the refused machines)."""
     print(
         "Reading the host keys of all machines. If a machine is off, this takes 10 s.", flush=True
     )
-    # All at once, and before the first question, so that a person does not wait between questions.
-    with ThreadPoolExecutor(len(chosen)) as pool:
-        keys = list(pool.map(scan, chosen))
+    # All machines are scanned first, so that a person does not wait between the questions.
+    with ThreadPoolExecutor(len(selected)) as pool:
+        keys = list(pool.map(scan_host_key, selected))
     trusted, sentences = [], []
-    for machine, key in zip(chosen, keys, strict=True):
+    for machine, key in zip(selected, keys, strict=True):
         try:
             trust_host_key(machine, key, expected)
             trusted.append(machine)
@@ -319,9 +331,8 @@ def trust_all(chosen, expected):
     return trusted, sentences
 
 
-def complain(text):
-    """Print on stderr, wrapped for a terminal. Indented lines are commands, and stay as they
-    are."""
+def print_wrapped_error(text):
+    """Print on stderr, wrapped for a terminal. Indented lines are commands, and are not wrapped."""
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
     for line in text.splitlines():
         verbatim = line.startswith(" ") or width is None
@@ -350,19 +361,21 @@ def main(argv=None):
     )
     args = parser.parse_args(argv)
     try:
-        chosen = machines(args.inventory, args.limit)
-        expected, ask = fingerprints(args.fingerprints), getpass.getpass
-        if args.password_file:  # one password for all machines
-            password = read("--password-file", args.password_file).rstrip("\n")
+        selected = list_machines(args.inventory, args.limit)
+        expected, ask = read_fingerprints(args.fingerprints), getpass.getpass
+        if args.password_file:
+            # `ask` gets the name of the machine in its prompt, but the file has only one password.
+            password = read_option_file("--password-file", args.password_file).rstrip("\n")
             ask = lambda _: password  # noqa: E731
-        trusted, sentences = trust_all(chosen, expected)
-        users = logins(trusted, args.login, ask)
+        trusted, sentences = trust_host_keys(selected, expected)
+        users = ask_for_logins(trusted, args.login, ask)
     except UserError as error:
-        complain(f"tandem: {error}")
+        print_wrapped_error(f"tandem: {error}")
         return 2
     code = run_playbook(trusted, users, args) if trusted else 0
+    # Ansible's output is long, so the refused machines come last.
     for sentence in sentences:
-        complain(f"NOT LET IN: {sentence}")
+        print_wrapped_error(f"NOT LET IN: {sentence}")
     return code or (1 if sentences else 0)
 
 

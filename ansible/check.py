@@ -1,6 +1,8 @@
 """Report the problems of the inventory's machines, and change nothing: `make check`.
 
-Exit code 0: there is no problem; 1: there are problems; 2: the machines could not be checked.
+This program runs playbooks/check.yml, in which planning/preflight.py finds the problems, and prints
+its findings. Exit code 0: there is no problem; 1: there are problems; 2: the machines could not be
+checked.
 """
 
 import argparse
@@ -30,8 +32,11 @@ LOCAL = (
 
 
 def inspect(inventory, extra):
-    """Run the playbook. Returns {"findings": of planning/preflight.py, in the order of the
-    inventory, "local": nodes of this machine}. Raises UserError with Ansible's reason."""
+    """Run the playbook. Returns {"findings", "local": names of the nodes on this machine}.
+
+    "findings" are those of planning/preflight.py, in the order of the inventory. extra: further
+    words for ansible-playbook. Raises UserError with Ansible's reason.
+    """
     with scratch_folder() as folder:
         output = folder / "findings.json"
         argv = [
@@ -52,7 +57,7 @@ def inspect(inventory, extra):
         if not output.exists():
             raise UserError(f"could not check the machines: {reason(printed)}")
         result = json.loads(output.read_text())
-    # A single local node is a control node that also trains, and is provisioned like others.
+    # A single local node is a control node that also trains, and is provisioned like any machine.
     local = result["local"] if len(result["local"]) > 1 else []
     findings = [row for row in result["findings"] if row["host"] not in local]
     findings.sort(key=lambda row: result["order"].index(row["host"]))
@@ -60,28 +65,29 @@ def inspect(inventory, extra):
 
 
 def run_playbook(argv, environment, interval=8.0):
-    """Return a command's output. Every `interval` seconds stderr gets the running task's name."""
-    start, over, lines = time.monotonic(), threading.Event(), [""]
+    """Run a command and return its output. Prints the running task every `interval` seconds."""
+    start, ended, lines = time.monotonic(), threading.Event(), [""]
 
-    def say_progress():
-        while not over.wait(interval):
+    def print_progress():
+        while not ended.wait(interval):
+            # "TASK [preflight : Collect facts] ****" -> "preflight : Collect facts"
             tasks = [line for line in lines if line.startswith(("PLAY [", "TASK ["))]
             task = re.sub(r"^\w+ \[|\] \**$", "", tasks[-1].strip()) if tasks else "the inventory"
-            spent = time.monotonic() - start
-            print(
-                f"tandem: checking: {spent:.0f} s so far, at: {task}", file=sys.stderr, flush=True
-            )
+            seconds = time.monotonic() - start
+            sentence = f"tandem: checking: {seconds:.0f} s so far, at: {task}"
+            print(sentence, file=sys.stderr, flush=True)
 
-    threading.Thread(target=say_progress, daemon=True).start()
+    threading.Thread(target=print_progress, daemon=True).start()
     process = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     with process:
         lines += process.stdout
-    over.set()
+    ended.set()
     return "".join(lines)
 
 
 def reason(printed):
-    """Extract Ansible's first error, as one line."""
+    """Extract Ansible's first error from its output, as one line."""
+    # "[ERROR]: ...", "ERROR! ..." or "fatal: [pc1]: ..."
     match = re.search(r"^(?:\[ERROR\]:|ERROR!|fatal: \[[^\]]*\]:) (.+)", printed, re.MULTILINE)
     message = match.group(1).strip() if match else "Ansible ended without a reason"
     return (
@@ -91,7 +97,7 @@ def reason(printed):
 
 
 def text(findings, local=(), width=80):
-    """Write the text for users: a paragraph per finding, notes once."""
+    """Write the text for users: a paragraph per finding, and each note once with its machines."""
     problems = preflight.problems(findings)
     lines, host = textwrap.wrap(LOCAL.format(", ".join(local)), width) if local else [], None
     for finding in problems:
@@ -103,7 +109,7 @@ def text(findings, local=(), width=80):
         lines.append(f"Problems: {len(problems)}. Nothing was changed.")
     else:
         lines.append("make check found no problems.")
-    # A note is often the same for all machines.
+    # A note is often the same for all machines, so equal notes become one.
     notes = {finding["cause"]: finding for finding in findings if finding not in problems}
     for note in notes.values():
         named = ", ".join(row["host"] for row in findings if row["cause"] == note["cause"])
@@ -115,10 +121,11 @@ def paragraph(finding, width):
     """Write the lines of one finding below its machine's name."""
     lines = []
     for word in ("cause", "remedy"):
-        # A text may contain a machine's answer.
+        # A finding may contain a text of the machine, and with it control characters.
         sentence = "".join(letter if letter.isprintable() else " " for letter in finding[word])
         lead = "    Remedy: "
-        if word == "cause":  # a remedy may begin with a command, which keeps its first letter
+        # A remedy may begin with a command, so its first letter does not change.
+        if word == "cause":
             lead, sentence = "  - ", sentence[:1].upper() + sentence[1:]
         lines += textwrap.wrap(
             f"{lead}{sentence}", width, subsequent_indent="    ", break_long_words=False

@@ -1,8 +1,8 @@
 """Check whether a folder of the control node is a data set of a kind, before it is copied.
 
-Role data runs it, with the checkout in PYTHONPATH; contract/layout.py defines the kinds. Exit code
-1: it is not one, and stderr has the reason. Otherwise stdout has a line of JSON with its listings,
-and a line with a note on skipped files.
+Role data runs this program, with the checkout in PYTHONPATH; contract/layout.py defines the kinds.
+Exit code 1: the folder is not a data set, and stderr has the reason. Otherwise stdout has a line of
+JSON with its listings, and a line with a note on skipped files.
 """
 
 import json
@@ -13,8 +13,10 @@ from contract import layout
 
 
 def examine(root, kind):
-    """Return why `root` cannot be copied as a data set of this kind, or "", and a note on skipped
-    files."""
+    """Return (problem, note on skipped files).
+
+    The problem explains why `root` cannot be copied as a data set of this kind; "" if it can.
+    """
     if kind == layout.FILES:
         try:
             listing, tree = layout.list_files(root, lambda: None)
@@ -36,7 +38,7 @@ def examine(root, kind):
 
 def broken_links(root, *splits):
     """Describe the first link that cannot be followed; "" if there is none."""
-    # rsync copies what links point to, so every copy would lack these files.
+    # rsync copies the targets of links, so every copy would lack these files.
     links = [link for split in splits for link in split.broken_links]
     if not links:
         return ""
@@ -48,8 +50,8 @@ if __name__ == "__main__":
     folder, kind = Path(sys.argv[1]), sys.argv[2]
     problem, note = examine(folder, kind)
     if not problem:
-        # Kept where the launcher looks for them before a run.
-        kept_in = Path(__file__).resolve().parents[1] / ".tandem"
-        print(json.dumps(layout.listings(folder, kept_in, kind=kind)))
+        # The launcher looks for the listings in this folder before a run.
+        store = Path(__file__).resolve().parents[1] / ".tandem"
+        print(json.dumps(layout.listings(folder, store, kind=kind)))
         print(note)
     sys.exit(problem or 0)

@@ -1,7 +1,8 @@
 """Print what site.yml would install on which machine, and change nothing: `make dry-provision`.
 
-The machines are those of the inventory, or of a file of facts (--facts, examples/machines/), which
---save writes. The same functions make this list and the plans that the roles carry out.
+The machines come from the inventory, or from a file of facts (--facts, examples/machines/), which
+--save writes. planning/ makes both the plans that this program prints and the plans that the roles
+carry out, so this program decides nothing itself.
 
 Exit code 0: planned; 1: a machine would be refused; 2: the machines could not be asked.
 """
@@ -34,7 +35,7 @@ ANSIBLE = Path(__file__).resolve().parent
 ROOT = ANSIBLE.parent
 PLAYBOOK = ANSIBLE / "playbooks" / "facts.yml"
 WIDTH = 80
-# The settings of roles other than driver.
+# The settings of roles other than driver, whose settings are in driver.SETTINGS.
 SETTINGS = (
     *("stack", "env_manager", "conda_installer", "pip_index_url"),
     *("toolkit", "apex", "apex_extensions", "gpus"),
@@ -49,7 +50,7 @@ class Kept(Struct):
     path: Union[Text, UnsetType] = UNSET
 
 
-# The settings that a file of facts may have.
+# The settings that a file of facts may have. People edit such files, so the types are checked.
 Setting = defstruct(
     "Setting",
     [
@@ -61,34 +62,34 @@ Setting = defstruct(
         ("kept", Union[Kept, UnsetType], UNSET),
     ],
 )
-# Facts that older files lack, and that have a default.
-SINCE = {"held", "held_by_us", "signing_key"}
+# Facts that files of earlier releases lack, and that have a default.
+OPTIONAL_FACTS = {"held", "held_by_us", "signing_key"}
 
 
 class Machine(NamedTuple):
     host: str
     settings: dict[str, Any]
-    facts: ShellFacts | None  # PlanFacts; only ShellFacts of a machine that role reach refused
+    # None: the machine did not answer. Only ShellFacts: role reach refused it.
+    facts: ShellFacts | None
 
 
 def rows(entries, table, bundle):
     """Return [{"host", "what", "lines"}]: everything that would be installed, by machine.
 
-    entries: [{"facts", "settings"}], one per machine; a machine that did not answer has only
-    "host". `stack` and the settings of toolkit and apex are the same for the cluster, so the first
-    machine's are used. bundle: the folder with downloaded files. Raises PlanError if no stack fits,
+    entries: [{"facts", "settings"}], one per machine; the facts of a machine that did not answer
+    have only "host". bundle: the folder with downloaded files. Raises PlanError if no stack fits,
     and UserError if a fact is missing.
     """
-    machines = list(map(_machine, entries))
-    refused = _refusals([machine.facts for machine in machines if machine.facts])
+    machines = list(map(_make_machine, entries))
+    refused = _find_refusals([machine.facts for machine in machines if machine.facts])
     printed = [
         {"host": host, "what": "system",
          "lines": [f"REFUSED: {row['cause']}", f"remedy: {row['remedy']}"]}
         for host, row in refused.items()
     ]  # fmt: skip
-    # Another Ansible, or a package, removes these faults: such a machine stays a member.
-    outside = [host for host, row in refused.items() if row["fault"] not in looks.REMEDIABLE]
-    members = [machine.host for machine in machines if machine.host not in outside]
+    # A machine with a REMEDIABLE fault stays a member: `stack: auto` has to know its cards.
+    excluded = [host for host, row in refused.items() if row["fault"] not in looks.REMEDIABLE]
+    members = [machine.host for machine in machines if machine.host not in excluded]
     machines = [machine for machine in machines if machine.facts and machine.host not in refused]
     if not machines and not printed:
         raise PlanError(f"{', '.join(members)}: no machine answered, so nothing can be planned")
@@ -96,93 +97,97 @@ def rows(entries, table, bundle):
         return printed
     for machine in machines:
         if not isinstance(machine.facts, PlanFacts):
-            raise _lacks(machine.host, "gpus")
+            raise _missing_fact(machine.host, "gpus")
     all_facts = [machine.facts for machine in machines]
-    chosen = machines[0].settings
+    # The settings of stack, toolkit and apex are the same for the whole cluster.
+    common = machines[0].settings
     try:
-        stack = stacks.resolve(all_facts, chosen["stack"], table, members, chosen.get("kept"))
+        stack = stacks.resolve(all_facts, common["stack"], table, members, common.get("kept"))
     except PlanError as error:
         # A refused machine may be the reason that no stack can be chosen.
         reasons = [*map(preflight.text, refused.values()), str(error)]
         raise PlanError(". ".join(reasons)) from None
-    switches = {name: chosen[name] for name in ("toolkit", "apex", "apex_extensions")}
+    switches = {name: common[name] for name in ("toolkit", "apex", "apex_extensions")}
     plans = toolkit.toolkit_plan(all_facts, stack, switches, table)
     for host, settings, facts in machines:
         plan = plans[host]
         topics = [
-            ("cards", _cards(facts, table)),
+            ("cards", _describe_cards(facts, table)),
             ("stack", [f"{stack['name']}: {stack['reason']}"]),
-            ("driver", _driver(facts, settings, stack, table, bundle)),
-            *_toolkit(plan["toolkit"], plan["found"], bundle),
-            *_environment(facts, settings, stack),
-            *_apex(plan["apex"], bundle),
+            ("driver", _describe_driver(facts, settings, stack, table, bundle)),
+            *_toolkit_topics(plan["toolkit"], plan["found"], bundle),
+            *_environment_topics(facts, settings, stack),
+            ("apex", _describe_apex(plan["apex"], bundle)),
         ]
         printed += [{"host": host, "what": topic, "lines": lines} for topic, lines in topics]
     return printed
 
 
-def _machine(entry):
+def _make_machine(entry):
     """Make the Machine of an entry. Raises UserError and PlanError."""
     facts, settings = entry["facts"], entry["settings"]
     host = reading.read(facts["host"], Text, "a machine.host")
     if set(facts) == {"host"}:
         return Machine(host, settings, None)
     kind = PlanFacts if "gpus" in facts else ShellFacts
+    # PlanFacts has defaults for the facts of driver_facts, but a plan of the driver needs them.
     required = {field.name for field in structs.fields(kind) if field.required}
-    required |= {*DRIVER} - SINCE if kind is PlanFacts else set()
-    lacking = sorted(required - set(facts))
-    if lacking:
-        raise _lacks(host, lacking[0])
-    added = {"driver_kept": settings.get("driver_policy") == "keep"}
+    required |= {*DRIVER} - OPTIONAL_FACTS if kind is PlanFacts else set()
+    missing = sorted(required - set(facts))
+    if missing:
+        raise _missing_fact(host, missing[0])
+    # Two settings of the inventory count as facts of the machine.
+    setting_facts = {"driver_kept": settings.get("driver_policy") == "keep"}
     if kind is PlanFacts:
-        added["gpus_counted"] = reading.counted(settings.get("gpus"), host)
-    return Machine(host, settings, reading.read({**facts, **added}, kind, host))
+        setting_facts["gpus_counted"] = reading.counted(settings.get("gpus"), host)
+    return Machine(host, settings, reading.read({**facts, **setting_facts}, kind, host))
 
 
-def _lacks(host, name):
+def _missing_fact(host, name):
     return UserError(
         f"tandem: the facts of {host} lack {name!r}: the file is old or incomplete. Save it "
         "again: .venv/bin/python ansible/dry_provision.py --save FILE"
     )
 
 
-def _refusals(answering):
+def _find_refusals(all_facts):
     """Find {host: finding} of the machines that role reach refuses."""
-    # Only the shell of a machine that reach refused was asked. Modules ran on the others, so their
-    # Python is no obstacle, whichever Ansible ran them.
-    examined = {facts.host for facts in answering if isinstance(facts, PlanFacts)}
+    # If a machine has PlanFacts, modules have run on it, so its Python is no obstacle.
+    examined_hosts = {facts.host for facts in all_facts if isinstance(facts, PlanFacts)}
     refusals = {}
-    for row in looks.unfit(answering, importlib.metadata.version("ansible-core")):
-        if row["host"] not in examined or row["fault"] not in looks.REMEDIABLE:
+    for row in looks.unfit(all_facts, importlib.metadata.version("ansible-core")):
+        if row["host"] not in examined_hosts or row["fault"] not in looks.REMEDIABLE:
             refusals.setdefault(row["host"], row)
     return refusals
 
 
-def _cards(facts, table):
-    parting = [device for device, _ in stacks.participating_gpus(facts, table)]
-    names = [_card(device, parting, table) for device in stacks.nvidia_devices(facts)]
+def _describe_cards(facts, table):
+    """Return a line per NVIDIA card, and a line with the operating system and the compiler."""
+    unlisted = [device for device, _ in stacks.participating_gpus(facts, table)]
+    lines = []
+    for device in stacks.nvidia_devices(facts):
+        row = stacks.generation(device, table)
+        if row is None:
+            lines.append(f"NVIDIA {device}, a card that is not in ansible/stacks.yml")
+        elif device in unlisted:
+            # Two equal cards have the same device number, and gpus= may let only one participate.
+            unlisted.remove(device)
+            capability = f"{row['sm'] // 10}.{row['sm'] % 10}"
+            lines.append(f"{row['name']} {device}, compute capability {capability}")
+        else:
+            is_old = stacks.is_display_only(row, table)
+            reason = "no stack has code for it" if is_old else "by gpus= of its line"
+            lines.append(f"{row['name']} {device}, not used: {reason}")
     system = f"{facts.distribution.capitalize()} {facts.release}, kernel {facts.kernel}"
     gcc = f"gcc {facts.gcc}" if facts.gcc else "no gcc"
-    hidden = stacks.hidden_gpu(facts)  # one that vfio-pci or prime-select keeps from the driver
-    names += [hidden[0]] if hidden else []
-    return [*(names or ["no card of NVIDIA's"]), f"{system}, {gcc}"]
+    # vfio-pci or prime-select may keep a card from the driver.
+    hidden = stacks.hidden_gpu(facts)
+    lines += [hidden[0]] if hidden else []
+    return [*(lines or ["no card of NVIDIA's"]), f"{system}, {gcc}"]
 
 
-def _card(device, parting, table):
-    """Describe a card in a line; parting: the participating cards that have no line yet."""
-    row = stacks.generation(device, table)
-    if row is None:
-        return f"NVIDIA {device}, a card that is not in ansible/stacks.yml"
-    if device in parting:  # of two equal cards, gpus= may let only one participate
-        parting.remove(device)
-        return f"{row['name']} {device}, compute capability {row['sm'] // 10}.{row['sm'] % 10}"
-    idle = stacks.is_display_only(row, table)
-    reason = "no stack has code for it" if idle else "by gpus= of its line"
-    return f"{row['name']} {device}, not used: {reason}"
-
-
-def _driver(facts, settings, stack, table, bundle):
-    """List the driver with its source, or the refusal and its remedy."""
+def _describe_driver(facts, settings, stack, table, bundle):
+    """Return lines with the driver and its source, or with the refusal and its remedy."""
     files = (bundle / "installers" / stack["name"]).glob("*.run")
     options = driver.driver_wanted(settings, [path.name for path in files])
     plan = driver.driver_plan(facts, options, stack, table)
@@ -192,27 +197,29 @@ def _driver(facts, settings, stack, table, bundle):
     if plan.get("module"):
         lines[0] += f", {plan['module']} kernel module"
     if plan.get("url"):
-        lines += [f"file {plan['url'].rsplit('/')[-1]}", *_from(plan["url"])]
+        lines += [f"file {Path(plan['url']).name}", _name_server(plan["url"])]
     if plan.get("packages"):
         lines += ["from the distribution's archive:"]
+        # "nvidia-driver-570=570.133.07-0ubuntu1": apt's form of a package and its version.
         lines += [package.replace("=", " ", 1) for package in plan["packages"]]
-    return [*lines, *_side_needs(plan, facts)]
+    return [*lines, *_describe_driver_needs(plan, facts)]
 
 
-def _side_needs(plan, facts):
-    """List the further needs of a driver: tools, a reboot, a person at the screen."""
+def _describe_driver_needs(plan, facts):
+    """Return lines with the further needs of a driver: tools, a reboot, a person at the screen."""
     lines = []
     if plan.get("tools"):
         lines.append(f"and to build the module: {', '.join(plan['tools'])}")
     if plan.get("waiting"):
         lines.append(f"also for kernel {plan['waiting']}, which the next boot starts")
-    lines += _reboots(plan, facts)
+    lines += _describe_reboot(plan, facts)
     if plan.get("key"):
         lines.append(
             f"Secure Boot: the module is signed with this machine's own key ({plan['key']}), "
             "which you must enrol once at its screen; make provision prints how, and then "
             "continues"
         )
+    # These are the cases in which role driver reboots a machine.
     if facts.seated and (plan.get("screen") or plan.get("reboot_first") or facts.nouveau):
         lines.append(
             f"before a reboot, Tandem asks {', '.join(facts.seated)}, who is logged in "
@@ -221,13 +228,13 @@ def _side_needs(plan, facts):
     return lines
 
 
-def _reboots(plan, facts):
-    """Describe the reboot of a plan, if it has or may have one."""
+def _describe_reboot(plan, facts):
+    """Return lines about the reboot of a plan; [] if the plan needs none."""
     if plan.get("reboot_first"):
-        into = ["without nouveau"] * facts.nouveau
-        into += [f"without {plan['without']}"] if plan.get("without") else []
-        into = into or [f"into kernel {facts.waiting_kernel}"]
-        lines = [f"after a reboot {' and '.join(into)}"]
+        changes = ["without nouveau"] * facts.nouveau
+        changes += [f"without {plan['without']}"] if plan.get("without") else []
+        changes = changes or [f"into kernel {facts.waiting_kernel}"]
+        lines = [f"after a reboot {' and '.join(changes)}"]
     elif plan["action"] == "package" and facts.nouveau:
         lines = ["and a reboot, if nouveau holds the card"]
     elif plan.get("screen") and plan["action"] != "load":
@@ -240,44 +247,49 @@ def _reboots(plan, facts):
     return lines + [f"which waits at its screen for the passphrase of {disks}"] * bool(disks)
 
 
-def _toolkit(plan, foreign, bundle):
-    """List the toolkit's parts. `foreign`: a toolkit in its place that others installed."""
+def _toolkit_topics(plan, foreign, bundle):
+    """List (topic, lines) of the toolkit; foreign: {"folder", "reason"} of somebody else's."""
     if plan is None and foreign is not None:
         return [("toolkit", [f"none is installed; {foreign['folder']}: {foreign['reason']}"])]
     if plan is None:
         return [("toolkit", ["none: torch brings its own CUDA, cuDNN and NCCL"])]
     topics = []
-    for part in plan["parts"]:
-        location = plan["folder"] if part["name"] == "cuda" else f"inside {plan['folder']}"
-        topics.append(
-            (part["name"], [f"{part['version']}, {location}", *_file(part, plan, bundle)])
-        )
+    for component in plan["parts"]:
+        # cuDNN and NCCL are unpacked into the folder of the toolkit.
+        is_toolkit = component["name"] == "cuda"
+        location = plan["folder"] if is_toolkit else f"inside {plan['folder']}"
+        lines = _describe_component_file(component, plan, bundle)
+        topics.append((component["name"], [f"{component['version']}, {location}", *lines]))
     return topics
 
 
-def _file(part, plan, bundle):
-    """Describe a part's file and its source: an address, or a page for a person."""
+def _describe_component_file(component, plan, bundle):
+    """Return lines with a component's file and its source: a server, or a page for a person."""
     folder = f"bundle/installers/{plan['bundle']}"
-    lines = [f"file {part['file']}"]
-    lines += _from(part["url"]) if part["url"] else ["by hand from", part["page"]]
-    is_bundled = (bundle / "installers" / plan["bundle"] / part["file"]).is_file()
+    lines = [f"file {component['file']}"]
+    url = component["url"]
+    lines += [_name_server(url)] if url else ["by hand from", component["page"]]
+    is_bundled = (bundle / "installers" / plan["bundle"] / component["file"]).is_file()
     return [*lines, f"{'in' if is_bundled else 'not yet in'} {folder}"]
 
 
-def _from(url):
-    return [f"from {url.split('/')[2]}"]
+def _name_server(url):
+    """Write "from SERVER" for a URL: "https://us.download.nvidia.com/XFree86/..."."""
+    return f"from {url.split('/')[2]}"
 
 
-def _environment(facts, settings, stack):
+def _environment_topics(facts, settings, stack):
+    """List (topic, lines) of the Python environment: its Python, torch and torchvision."""
     try:
         manager, python = stacks.python_for(stack, facts, settings["env_manager"])
     except PlanError as error:
         return [("python", [f"REFUSED: {error}"])]
     lock = ANSIBLE / "locks" / f"{stack['lock']}-py{python}.txt"
-    # Another lock makes another environment; runs that use the old one are not disturbed.
+    # Another lock makes another environment, so that runs in the present one continue.
     digest = hashlib.sha256(lock.read_bytes()).hexdigest()[:12]
     variables = yaml.safe_load((ANSIBLE / "roles/python_env/vars/main.yml").read_text())
     folder = f"{variables['python_env_root']}/envs/{stack['name']}-{digest}"
+    # "https://repo.anaconda.com/miniconda/Miniconda3-latest-Linux-x86_64.sh", or a path.
     conda = (settings["conda_installer"] or "").rpartition("/")[2]
     source = {
         "venv": "the machine's own",
@@ -293,12 +305,16 @@ def _environment(facts, settings, stack):
     ]
 
 
-def _apex(plan, bundle):
+def _describe_apex(plan, bundle):
+    """Return lines with apex's version, file and source, or with what replaces apex."""
     if plan is None:
-        return [("apex", ["none: O1 to O3 run on torch.amp"])]
+        return ["none: O1 to O3 run on torch.amp"]
     kind = f"with CUDA extensions for {plan['arch_list']}" if plan["extensions"] else "Python only"
-    lines = [f"{plan['part']['version']}, {kind} ({plan['reason']})"]
-    return [("apex", [*lines, *_file(plan["part"], plan, bundle), "built here"])]
+    return [
+        f"{plan['part']['version']}, {kind} ({plan['reason']})",
+        *_describe_component_file(plan["part"], plan, bundle),
+        "built here",
+    ]
 
 
 def text(rows):
@@ -309,6 +325,7 @@ def text(rows):
             host = row["host"]
             lines += ["", host] if lines else [host]
         for number, line in enumerate(row["lines"]):
+            # The topic stands only before its first line: "  driver      driver 580.95.05, ...".
             indent = f"  {row['what'] if number == 0 else '':<12}"
             lines += textwrap.wrap(
                 line, WIDTH, initial_indent=indent, subsequent_indent=" " * 16,
@@ -325,7 +342,7 @@ def settings():
 
 
 def inspect(inventory, extra):
-    """Ask the machines. Returns [{"facts", "settings"}] of those that answer. Raises UserError."""
+    """Collect [{"facts", "settings"}] of the machines by playbooks/facts.yml. Raises UserError."""
     with scratch_folder() as folder:
         output = folder / "facts.json"
         argv = [str(Path(sys.executable).parent / "ansible-playbook"), str(PLAYBOOK)]
@@ -351,27 +368,25 @@ def inspect(inventory, extra):
 
 def read(path):
     """Read [{"facts", "settings"}] from a file that --save wrote. Raises UserError."""
-
-    def is_entry(entry):
-        facts = entry.get("facts") if isinstance(entry, dict) else None
-        has_host = isinstance(facts, dict) and isinstance(facts.get("host"), str)
-        return has_host and isinstance(entry.get("settings", {}), dict)
-
     try:
         entries = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"tandem: {path} is not a readable file of facts: {error}") from None
-    if not isinstance(entries, list) or not all(map(is_entry, entries)):
-        raise UserError(
-            f"tandem: {path} is not a file of facts, a list of objects that each have "
-            '"facts" with a "host" (examples/machines/ has examples)'
-        )
-    common = settings()
+    for entry in entries if isinstance(entries, list) else [None]:
+        facts = entry.get("facts") if isinstance(entry, dict) else None
+        has_host = isinstance(facts, dict) and isinstance(facts.get("host"), str)
+        if not has_host or not isinstance(entry.get("settings", {}), dict):
+            raise UserError(
+                f"tandem: {path} is not a file of facts, a list of objects that each have "
+                '"facts" with a "host" (examples/machines/ has examples)'
+            )
+    common_settings = settings()
     try:
         for entry in entries:
             entry_settings = reading.read(entry.get("settings", {}), Setting, "settings")
-            entry["settings"] = {**common, **to_builtins(entry_settings)}
-            _machine(entry)  # only for its errors, before anything is printed
+            entry["settings"] = {**common_settings, **to_builtins(entry_settings)}
+            # `rows` makes the machine again. This call reports a wrong fact with the file's name.
+            _make_machine(entry)
     except PlanError as error:
         raise UserError(f"tandem: {path} is not a file of facts: {error}") from None
     return entries

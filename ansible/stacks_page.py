@@ -1,4 +1,7 @@
-"""Write the tables of docs/stacks.md from ansible/stacks.yml. Run it after changing that file."""
+"""Write the tables of docs/stacks.md from ansible/stacks.yml.
+
+Run this file after a change of stacks.yml. A test compares the page with the tables.
+"""
 
 from pathlib import Path
 
@@ -15,22 +18,23 @@ BEGIN, END = "<!-- from ansible/stacks.yml: {} -->", "<!-- end -->"
 
 def stacks(table):
     """Return the table of versions that belong together, one row per stack."""
-    lines = [
-        f"| {' | '.join(COLUMNS)} |",
-        "|" + "---|" * len(COLUMNS),
-    ]
+    lines = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
     for name, row in table["rows"].items():
-        parts = table["toolkits"].get(row.get("toolkit"), [])
-        versions = {part["name"]: part["version"] for part in parts}
-        kit = "" if row.get("toolkit_default") or not versions else " (on request)"
+        entries = table["toolkits"].get(row.get("toolkit"), [])
+        versions = {entry["name"]: entry["version"] for entry in entries}
+        on_request = "" if row.get("toolkit_default") or not versions else " (on request)"
+        # As texts, 3.10 would come before 3.9.
+        pythons = sorted(
+            row["python"], key=lambda text: [int(digits) for digits in text.split(".")]
+        )
         cells = [
             f"`{name}`",
             row["torch"],
             row["torchvision"],
-            _range(row["python"]),
+            pythons[0] if len(pythons) == 1 else f"{pythons[0]} to {pythons[-1]}",
             row["glibc"],
             f">= {row['driver']}" if row.get("driver") else "none",
-            versions.get("cuda", "none") + kit,
+            versions.get("cuda", "none") + on_request,
             versions.get("cudnn", "none"),
             versions.get("nccl", "none"),
             row.get("apex", "none"),
@@ -40,27 +44,16 @@ def stacks(table):
     return lines
 
 
-def _users(apex, table):
-    """List the stacks that have this row of apex: "`cu102`, `cu113`"."""
-    return ", ".join(f"`{name}`" for name, row in table["rows"].items() if row.get("apex") == apex)
-
-
-def _range(pythons):
-    # As text, 3.10 would come before 3.9.
-    ordered = sorted(pythons, key=lambda text: [int(number) for number in text.split(".")])
-    return ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"
-
-
 def _cards(row, table):
     """Name the oldest and newest generation of GPUs that the row's torch has code for."""
     if "sm" not in row:
         return "none"
     generations = {entry["sm"]: entry["name"] for entry in table["gpus"]["generations"]}
-    # Binary code runs on the same major capability from its minor one on.
-    runs = [
-        sm for sm in sorted(generations) if any(b // 10 == sm // 10 and b <= sm for b in row["sm"])
-    ]
-    return f"{generations[runs[0]]} (sm_{runs[0]}) to {generations[runs[-1]]} (sm_{runs[-1]})"
+    # Binary code for sm_70 also runs on sm_75: the same major capability, and no older minor one.
+    codes = row["sm"]
+    supported = [sm for sm in generations for c in codes if c // 10 == sm // 10 and c <= sm]
+    oldest, newest = min(supported), max(supported)
+    return f"{generations[oldest]} (sm_{oldest}) to {generations[newest]} (sm_{newest})"
 
 
 def drivers(table):
@@ -76,18 +69,21 @@ def drivers(table):
 
 
 def files(table):
-    """List the source of each file."""
+    """Return the table of files, with the source of each."""
     lines = ["| file | for | source | SHA-256 |", "|---|---|---|---|"]
     rows = [
-        (f"CUDA {name}", part) for name, parts in table["toolkits"].items() for part in parts
-    ] + [(_users(name, table), part) for name, part in table["apex"].items()]
-    for purpose, part in rows:
-        address = part["url"] or part.get("git")
-        source = "automatic download" if address else f"download by hand from <{part['page']}>"
-        digest = f"`{part['sha256'][:12]}...`" if part["sha256"] else "recorded at first use"
-        if part.get("commit"):
-            digest = f"git's commit `{part['commit'][:12]}...`"
-        lines.append(f"| `{part['file']}` | {purpose} | {source} | {digest} |")
+        (f"CUDA {name}", entry) for name, entries in table["toolkits"].items() for entry in entries
+    ]
+    for name, entry in table["apex"].items():
+        users = [f"`{stack}`" for stack, row in table["rows"].items() if row.get("apex") == name]
+        rows.append((", ".join(users), entry))
+    for purpose, entry in rows:
+        address = entry["url"] or entry.get("git")
+        source = "automatic download" if address else f"download by hand from <{entry['page']}>"
+        digest = f"`{entry['sha256'][:12]}...`" if entry["sha256"] else "recorded at first use"
+        if entry.get("commit"):
+            digest = f"git's commit `{entry['commit'][:12]}...`"
+        lines.append(f"| `{entry['file']}` | {purpose} | {source} | {digest} |")
     return lines
 
 
@@ -96,11 +92,11 @@ TABLES = {"stacks": stacks, "drivers": drivers, "files": files}
 
 def page(text, table):
     """Return the page with new tables."""
-    for name, make in TABLES.items():
-        head, begin, tail = text.partition(BEGIN.format(name) + "\n")
+    for name, make_table in TABLES.items():
+        before, begin, after = text.partition(BEGIN.format(name) + "\n")
         if not begin:
             raise ValueError(f"docs/stacks.md has no line {BEGIN.format(name)}")
-        text = head + begin + "\n".join(make(table)) + "\n" + tail[tail.index(END) :]
+        text = before + begin + "\n".join(make_table(table)) + "\n" + after[after.index(END) :]
     return text
 
 

@@ -1,10 +1,10 @@
 """Download the files of the CUDA toolkit and of apex into bundle/, on the control node.
 
-Roles cuda and apex run it with their plan as JSON. It prints {"sha256": {file: checksum},
-"trusted": sentences about new files without a published checksum}. Each file is downloaded once; an
-error lists the files that a person has to download, with their pages.
+Roles cuda and apex run this program with their plan as JSON. It prints {"sha256": {file: checksum},
+"trusted": sentences about new files without a published checksum}. A file that is in bundle/ is not
+downloaded again. An error lists the files that a person has to download, with their pages.
 
-Exit code 2: something is missing or is not the expected file.
+Exit code 2: a file is missing, or is not the expected file.
 """
 
 import argparse
@@ -24,13 +24,13 @@ ANSIBLE = Path(__file__).resolve().parent
 BUNDLE = ANSIBLE.parent / "bundle"
 
 
-def order(folder, parts, bundle=BUNDLE):
-    """Order the files of bundle/installers/`folder`. `parts`: as in planning/toolkit.py."""
+def order(folder, components, bundle=BUNDLE):
+    """Make the order for bundle/installers/`folder`; components: those of planning/toolkit.py."""
     files = tuple(
         installers.Installer(
-            part["file"], part["url"], part["page"], part["sha256"], part.get("commit", "")
+            entry["file"], entry["url"], entry["page"], entry["sha256"], entry.get("commit", "")
         )
-        for part in parts
+        for entry in components
     )
     return installers.Installers(files=files, folder=bundle / "installers" / folder)
 
@@ -53,7 +53,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     plan, progress = order(args.folder, args.parts, args.bundle), Progress()
     try:
-        # Progress is for people; Ansible reads only our one line.
+        # Progress prints for people, but the role reads stdout as JSON.
         with redirect_stdout(io.StringIO()):
             if not args.list:
                 gather(plan, installers, progress)

@@ -1,8 +1,9 @@
 """Switch machines on over the network: `make wake`. Standard library only.
 
 With wake_on_lan: true, `make provision` records each machine's hardware address, address and ssh
-port in .tandem/wake/. Packets go only to the networks of this machine's interfaces. Exit code 1: a
-machine did not answer; 2: nothing could be tried.
+port in .tandem/wake/. This program sends Wake on LAN packets, only to networks of this machine's
+interfaces, until the machines answer. Exit code 1: a machine did not answer; 2: nothing could be
+tried.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from contract import interrupts
 from contract.errors import UserError
 
 RECORDS = Path(__file__).resolve().parents[1] / ".tandem" / "wake"
-PORT = 9  # discard: a service there, if any, ignores what it receives
+PORT = 9  # discard, whose service ignores what it receives. The network card reads any port.
 
 
 def packet(mac):
@@ -32,11 +33,12 @@ def packet(mac):
 def record(path):
     """Read {"inventory", "mac", "address", "port"} from a file that `make provision` wrote.
 
-    Raises UserError, which names the file, if it is damaged.
+    Raises UserError if the file is damaged.
     """
     try:
         row = json.loads(path.read_text())
         mac, port = row["mac"], row["port"]
+        # A text could become a wrong packet; `type` instead of isinstance, since True is an int.
         is_valid = re.fullmatch(r"([0-9a-f]{2}:){5}[0-9a-f]{2}", mac) and type(port) is int
         if not is_valid or not 0 < port < 1 << 16:
             raise ValueError(f"mac is {mac!r} and port {port!r}")
@@ -52,8 +54,10 @@ def record(path):
 
 
 def records(folder, inventory, limit):
-    """Return {name: record} of the inventory's machines, all or those in `limit`, and sentences
-    about damaged records. Raises UserError if there is nothing to try."""
+    """Return {name: record} of the inventory's machines, and sentences about damaged records.
+
+    limit: names of machines; [] for all. Raises UserError if there is nothing to try.
+    """
     rows, damaged = {}, {}
     for path in sorted(folder.glob("*.json")):
         try:
@@ -61,12 +65,12 @@ def records(folder, inventory, limit):
         except UserError as error:
             damaged[path.stem] = str(error)
             continue
-        if row["inventory"] == inventory:
+        if row["inventory"] == inventory:  # several inventories may share the folder
             rows[path.stem] = row
-    unknown = sorted(set(limit) - set(rows) - set(damaged))
-    if unknown or (not rows and not damaged):
+    unrecorded = sorted(set(limit) - set(rows) - set(damaged))
+    if unrecorded or (not rows and not damaged):
         raise UserError(
-            f"Tandem does not know how to wake {', '.join(unknown) or 'any machine'}: set "
+            f"Tandem does not know how to wake {', '.join(unrecorded) or 'any machine'}: set "
             "wake_on_lan: true in group_vars/all.yml, and run make provision while the "
             "machine is on"
         )
@@ -75,7 +79,7 @@ def records(folder, inventory, limit):
 
 
 def own_networks():
-    """List the IPv4 networks of this machine's interfaces. Raises UserError if it cannot."""
+    """List the IPv4 networks of this machine's interfaces. Raises UserError if `ip` fails."""
     try:
         process = subprocess.run(["ip", "-json", "-4", "address"], capture_output=True, text=True)
         links = filter(None, json.loads(process.stdout))
@@ -89,7 +93,7 @@ def own_networks():
 
 
 def broadcast(address, networks):
-    """Find the broadcast address of a network. Raises UserError if no card of ours is in it."""
+    """Find the broadcast address of the network of `address`. Raises UserError if it is foreign."""
     reached = [network for network in networks if ipaddress.IPv4Address(address) in network]
     if not reached:
         raise UserError(
@@ -108,6 +112,7 @@ def send(mac, to, port=PORT):
 
 
 def answers(address, port):
+    """Return true if the ssh server of a machine accepts a connection."""
     try:
         socket.create_connection((address, port), timeout=2).close()
     except OSError:
@@ -116,12 +121,13 @@ def answers(address, port):
 
 
 def wake(rows, networks, seconds, pause=2.0):
-    """Wait, and return {name: reason} of machines that did not answer; print those that did."""
+    """Wake machines and print each that answers. Returns {name: reason} of the silent machines."""
     start, absent = time.monotonic(), dict.fromkeys(rows, "")
     while absent and time.monotonic() - start < seconds:
         for name in list(absent):
             row = rows[name]
-            try:  # again and again: a packet may be lost
+            # Each round sends another packet, since a packet may be lost.
+            try:
                 send(row["mac"], broadcast(row["address"], networks))
                 absent[name] = ""
             except (UserError, OSError) as error:

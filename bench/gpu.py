@@ -239,7 +239,7 @@ def snapshot(job, device):
         writer = Writer(Path(folder), 2)
         for which in ("first", "second"):  # the first one makes room in pinned memory
             begin = time.perf_counter()
-            payload = checkpoint.snapshot(job, checkpoint.start_new_run(job))
+            payload = checkpoint.snapshot(job, checkpoint.Position.of_new_run(job.world))
             writer.save(payload, False, checkpoint.arrival(device))
             free = time.perf_counter() - begin
             writer.finish()

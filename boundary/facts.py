@@ -1,7 +1,6 @@
-"""The facts that Ansible's modules, and programs that roles call, report about a machine.
-
-The output of programs is only bounded here; its readers search it.
-"""
+"""Define the types of the facts about a machine: of those that Ansible's modules return, and of the
+output of programs that roles call. ansible/planning/reading.py reads facts into these types. Only
+the length of a program's output is limited here: the code that searches it checks its content."""
 
 from __future__ import annotations
 
@@ -12,33 +11,37 @@ from msgspec import Meta, Struct, defstruct, field
 
 from boundary.schema import Integer, Number, Text, matching
 
-PRINTED = 1 << 22  # characters of what one program prints
+PRINTED = 1 << 22  # characters of the output of one program
 Printed = Annotated[str, Meta(max_length=PRINTED)]
-# Such as 6.1.0-31-amd64; the version of a package may look like 2:535.261.03-1.
+# A version such as 6.1.0-31-amd64. The version of a package may look like 2:535.261.03-1.
 _VERSION = r"[0-9]{1,9}(\.[0-9]{1,9}){0,9}[\w.+~:-]{0,100}"
 Version = Annotated[str, matching(_VERSION)]
 PackageVersion = Annotated[str, matching(r"([0-9]{1,9}:)?[0-9]{1,9}[\w.+~:-]{0,200}")]
-Hex = Annotated[str, matching(r"[0-9a-f]{1,8}")]
+Hex = Annotated[str, matching(r"[0-9a-f]{1,8}")]  # the number of a PCI vendor or device
 _BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 Ipv4 = Annotated[str, matching(rf"{_BYTE}(\.{_BYTE}){{3}}")]
 Network4 = Annotated[str, matching(rf"{_BYTE}(\.{_BYTE}){{3}}/(3[0-2]|[12]?[0-9])")]
-IDS = r"uid=([0-9]{1,10})\S* gid=([0-9]{1,10}).*"  # what `id` prints
+# The output of `id`: uid=1000(anna) gid=1000(anna) groups=1000(anna),27(sudo).
+IDS = r"uid=([0-9]{1,10})\S* gid=([0-9]{1,10}).*"
 
 
 class Process(Struct, frozen=True):
+    """A process; `command` is None if it has ended meanwhile."""
+
     pid: Integer
     command: Text | None
 
 
 class Pci(Struct, frozen=True):
-    """A display controller."""
+    """A graphics card, by its numbers of vendor and device on the PCI bus."""
 
     vendor: Hex
     device: Hex
 
 
 class Disk(Struct, frozen=True):
-    """The disk of a folder; `device`: the number of its file system."""
+    """The disk of a folder. `free`: bytes. `free_inodes`: None if the file system has no limit.
+    `device`: the number of the file system."""
 
     free: Number
     free_inodes: Number | None
@@ -47,7 +50,8 @@ class Disk(Struct, frozen=True):
 
 
 class Link(Struct, frozen=True):
-    """A network interface; `speed` in Mbit/s, `networks` with the lengths of prefixes."""
+    """A network interface. `speed`: Mbit/s. `physical`: it has hardware. `tunnel`: it belongs to a
+    VPN. `networks`: the addresses with the lengths of their prefixes."""
 
     name: Text
     mac: Text | None
@@ -62,17 +66,18 @@ class Link(Struct, frozen=True):
 
 
 class Mount(Struct, frozen=True):
+    """A mount of /etc/fstab, which is not mounted."""
+
     path: Text
     type: Text
 
 
 class AptSource(Struct, frozen=True):
-    """A source of packages, and the file that lists it."""
+    """A source of packages that apt cannot use, and the file that lists the source."""
 
     source: Text
     file: Text | None
-    # It answers, but apt knows no valid signature of it.
-    unsigned: bool = False
+    unsigned: bool = False  # the source answers, but its signature is not valid
 
 
 class ShellFacts(Struct, frozen=True, kw_only=True):
@@ -91,56 +96,58 @@ class ShellFacts(Struct, frozen=True, kw_only=True):
 
 
 class PlanFacts(ShellFacts, frozen=True, kw_only=True):
-    """The facts from which stack, driver and toolkit are planned: of machine_facts.py, and, on a
-    machine with a GPU, of driver_facts.py."""
+    """The facts from which Tandem plans the stack, the driver and the toolkit. machine_facts.py
+    returns them, and on a machine with a GPU driver_facts.py returns the second half."""
 
     kernel: Version
     python: Version
     glibc: Version
     gcc: Version | None
-    driver: Version | None
+    driver: Version | None  # of the loaded module
+    # The version of the library that programs load. An upgrade changes it before the next boot.
     driver_library: Version | None
     kernel_headers: bool
-    nouveau: bool
-    broken: Text | None
+    nouveau: bool  # the kernel has loaded this driver instead of NVIDIA's
+    broken: Text | None  # why apt refuses to install anything
     secure_boot: bool | None
-    boot_passphrases: list[Text]
-    toolkits: dict[Text, Version | None]
+    boot_passphrases: list[Text]  # encrypted disks, for which a person types at each boot
+    toolkits: dict[Text, Version | None]  # {folder: version} of CUDA toolkits that others installed
     gpus: list[Pci]
+    # NVIDIA's devices that are reserved for virtual machines.
     passed_through: list[Hex] = field(default_factory=list)
-    prime: Text | None = None
+    prime: Text | None = None  # a laptop's choice of a GPU, by prime-select
     # Added by the control node: the number of GPUs that runs use (None: all).
     gpus_counted: int | None = None
-    # From driver_facts.py; empty if it did not run.
-    packages: dict[Text, PackageVersion] = field(default_factory=dict)
-    offered: dict[Text, PackageVersion] = field(default_factory=dict)
-    displays: list[Process] = field(default_factory=list)
-    gpu_processes: list[Process] = field(default_factory=list)
+    # From here to `free`: facts of driver_facts.py; the default if the module did not run.
+    packages: dict[Text, PackageVersion] = field(default_factory=dict)  # installed
+    offered: dict[Text, PackageVersion] = field(default_factory=dict)  # by apt
+    displays: list[Process] = field(default_factory=list)  # they draw on a screen
+    gpu_processes: list[Process] = field(default_factory=list)  # they compute on a GPU
     dkms: bool = False
-    pending: bool = False
+    pending: bool = False  # an earlier change of the driver was interrupted
     display_manager_active: bool = False
-    waiting_kernel: Version | None = None
+    waiting_kernel: Version | None = None  # the kernel of the next boot, if it is another one
     runfile: Version | None = None
-    waiting_module: Text | None = None
-    module: Text | None = None
+    waiting_module: Text | None = None  # of the waiting kernel
+    module: Text | None = None  # of the running kernel
     signing_key: Text | None = None
     display_manager: Text | None = None
     kernel_series: Text | None = None
-    held: list[Text] = field(default_factory=list)
-    held_by_us: list[Text] = field(default_factory=list)
-    seated: list[Text] = field(default_factory=list)
+    held: list[Text] = field(default_factory=list)  # packages with apt-mark hold
+    held_by_us: list[Text] = field(default_factory=list)  # by role driver
+    seated: list[Text] = field(default_factory=list)  # users at the machine's screen
     prebuilt: dict[Text, list[Text]] = field(default_factory=dict)
     uninstallable: dict[Text, Text] = field(default_factory=dict)
     transitional: dict[Text, Text] = field(default_factory=dict)
     offered_transitional: dict[Text, Text] = field(default_factory=dict)
     kernel_compiler: Annotated[str, matching("[0-9]{1,4}")] | None = None
-    free: dict[Text, Number] = field(default_factory=dict)
+    free: dict[Text, Number] = field(default_factory=dict)  # bytes, by folder
 
 
 class MachineFacts(PlanFacts, frozen=True, kw_only=True):
-    """All facts that machine_facts.py and driver_facts.py return."""
+    """All facts that machine_facts.py and driver_facts.py return about a machine."""
 
-    codename: Text | None
+    codename: Text | None  # of the distribution's release
     python_venv: bool
     systemd: bool
     firewalld: bool
@@ -149,18 +156,19 @@ class MachineFacts(PlanFacts, frozen=True, kw_only=True):
     conda: Version | None  # its Python
     uv: bool
     machine_id: Text | None
-    interface: Text | None
+    interface: Text | None  # with the machine's address of the inventory
+    # The hardware address of another machine that answers to this machine's address.
     address_owner: Text | None
-    reboot_waits: Text | None
-    xids: list[Integer]
-    environments: list[Text]
-    loopback_names: list[Text]
-    missing_libraries: list[Text]
-    memory: Integer
+    reboot_waits: Text | None  # the update that waits for a reboot
+    xids: list[Integer]  # the numbers of NVIDIA's errors in the kernel's log
+    environments: list[Text]  # the names of complete Python environments
+    loopback_names: list[Text]  # names with a loopback address in /etc/hosts
+    missing_libraries: list[Text]  # folders in LD_LIBRARY_PATH that do not exist
+    memory: Integer  # bytes
     hostname: Text
-    ufw_conf: Text
-    clock: Number
-    held_since: Number | None
+    ufw_conf: Text  # the content of /etc/ufw/ufw.conf
+    clock: Number  # Unix seconds
+    held_since: Number | None  # when role driver changed its holds, in Unix seconds
     disks: dict[Text, Disk]
     links: list[Link]
     apt_lock: Process | None
@@ -169,10 +177,11 @@ class MachineFacts(PlanFacts, frozen=True, kw_only=True):
     sudo: bool = False  # added by the control node: sudo works on this machine
 
 
+# The names of the fields that driver_facts.py returns.
 _NAMES = PlanFacts.__struct_fields__
 DRIVER = _NAMES[_NAMES.index("packages") : _NAMES.index("free") + 1]
 _HINTS = typing.get_type_hints(PlanFacts, include_extras=True)
-# The fields that driver_facts.py returns, as a struct of their own, in which none may lack.
+# A struct of these fields without defaults: driver_facts.py must return all of them.
 DriverFacts = defstruct("DriverFacts", [(name, _HINTS[name]) for name in DRIVER])
 
 
@@ -184,10 +193,10 @@ class Proof(Struct, frozen=True):
 
 
 class Reader(Struct, frozen=True):
-    """The facts on which a share's options depend; `ids` is the output of `id`."""
+    """The facts about a client on which a share's options depend. `ids`: the output of `id`."""
 
     kernel: Version
-    speed: Integer
+    speed: Integer  # of the network, in Mbit/s
     ids: Annotated[str, matching(IDS)]
 
 
@@ -209,7 +218,7 @@ class Services(Struct, frozen=True, rename={"firewalld": "firewalld.service"}):
 
 
 class Setup(Struct, frozen=True):
-    """The names of network interfaces in Ansible's facts."""
+    """Ansible's facts about a machine, reduced to the names of network interfaces."""
 
     interfaces: list[Text]
 
@@ -222,7 +231,8 @@ class Address(Struct, frozen=True):
 
 
 class Interface(Struct, frozen=True):
-    """A network interface in Ansible's facts, which may lack any field."""
+    """A network interface in Ansible's facts, which may omit any field. `interfaces`: the ports of
+    a bridge. `pciid`: None without hardware."""
 
     ipv4: Address | None = None
     ipv4_secondaries: list[Address] = field(default_factory=list)
@@ -232,11 +242,12 @@ class Interface(Struct, frozen=True):
 
     @property
     def addresses(self) -> list[Address]:
+        """Return all addresses, IPv4 first."""
         return [*([self.ipv4] if self.ipv4 else []), *self.ipv4_secondaries, *self.ipv6]
 
 
 class LinkAddress(Struct, frozen=True):
-    """An address in `ip -json address`; iproute2 4.15 prints {} for one that it filtered out."""
+    """An address in `ip -json address`. iproute2 4.15 prints {} for an omitted address."""
 
     family: Text | None = None
     local: Text | None = None
@@ -245,8 +256,7 @@ class LinkAddress(Struct, frozen=True):
 
 
 class IpLink(Struct, frozen=True):
-    """An interface in `ip -json address`. `master`: the bridge or bond of a port; `link`: the
-    interface below a VLAN."""
+    """An interface in `ip -json address`. `master`: its bridge or bond. `link`: below a VLAN."""
 
     ifname: Text = ""
     master: Text = ""
@@ -257,6 +267,7 @@ class IpLink(Struct, frozen=True):
 
     @property
     def ipv4(self) -> list[LinkAddress]:
+        """Return the complete IPv4 addresses."""
         return [
             address
             for address in self.addr_info
@@ -273,6 +284,8 @@ class FileSystem(Struct, frozen=True):
 
 
 class FileSystems(Struct, frozen=True):
+    """The output of `findmnt --json`."""
+
     filesystems: list[FileSystem]
 
 
@@ -289,4 +302,6 @@ class BlockDevice(Struct, frozen=True):
 
 
 class BlockDevices(Struct, frozen=True):
+    """The output of `lsblk --json`."""
+
     blockdevices: list[BlockDevice]

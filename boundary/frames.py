@@ -1,4 +1,5 @@
-"""Cut the frames of a guard (docs/guard-protocol.md) out of its stream, and check them."""
+"""Cut the stream of a guard into frames (docs/guard-protocol.md), and check each frame. This code
+does no I/O: launcher/watch reads the stream, and calls `Frames.feed` with the bytes."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ from msgspec import UNSET, Meta, Struct
 from boundary.schema import Count, Integer, Invalid, Number, Text, decode, matching
 from contract.records import PIECE
 
-LARGEST = 1 << 20  # bytes of a frame, and of the raw bytes behind it; our guard splits more
-GREETING = 1 << 20  # bytes before hello; a .bashrc that prints more never starts a guard
-MOST_LINES = 256  # of an error; our guard sends fewer
-OTHER_BYTES = 4096  # of text between frames, which explains a failure
+LARGEST = 1 << 20  # bytes of a frame, and of its raw bytes; our guard splits longer output
+# Bytes before the frame hello. A .bashrc may print some text, but endless text is an error.
+GREETING = 1 << 20
+MOST_LINES = 256  # lines of an error; our guard sends fewer
+OTHER_BYTES = 4096  # bytes that are kept of text between frames, because it may explain a failure
 
 ExitCode = Annotated[int, Meta(ge=0, le=255)]
 Signal = Annotated[str, matching(r"SIG[A-Z0-9+-]{1,20}|signal \d{1,3}")]
@@ -25,7 +27,7 @@ Reason = Literal[
 
 
 class Frame(Struct, frozen=True, tag_field="type"):
-    # True if our guard sends it at most once; of frames with a rank, at most once for each rank.
+    # True if our guard sends this type at most once, or at most once for each `rank`.
     once: ClassVar[bool] = False
 
     @property
@@ -34,6 +36,8 @@ class Frame(Struct, frozen=True, tag_field="type"):
 
 
 class Hello(Frame, frozen=True, tag="hello"):
+    """The first frame. `way`: the guard is a systemd service, or runs below wardens."""
+
     protocol: Literal[2]
     way: Literal["service", "wardens"]
     once: ClassVar[bool] = True
@@ -52,7 +56,7 @@ class Worker(Frame, frozen=True, tag="worker"):
 
 
 class Log(Frame, frozen=True, tag="log"):
-    """`bytes`: how many raw bytes follow."""
+    """Output of a rank, or of launch (rank None). `bytes`: the number of raw bytes that follow."""
 
     rank: int | None
     stream: Literal["stdout", "stderr"]
@@ -68,7 +72,7 @@ class Record(Frame, frozen=True, tag="record"):
 class Beat(Frame, frozen=True, tag="beat"):
     unix: Number
     running: list[int]
-    idle: Number | None = None  # seconds in which its ranks did nothing; None: not known
+    idle: Number | None = None  # seconds in which the ranks did nothing; None: unknown
 
 
 class WorkerExit(Frame, frozen=True, tag="worker_exit"):
@@ -103,7 +107,7 @@ class WorkerEnd(Struct, frozen=True):
 
 
 class Exit(Frame, frozen=True, tag="exit"):
-    """The last frame."""
+    """The last frame. `ended`: killed processes; `left`: those of them that hang in the kernel."""
 
     reason: Reason
     message: Text | None
@@ -127,65 +131,67 @@ class _Head(Struct):
 
 
 class Frames:
-    """Cuts a byte stream into frames, for any division of the bytes. A frame that our guard never
-    sends raises Invalid: then the bytes after it mean nothing."""
+    """Cuts a byte stream into frames. The stream may arrive in pieces of any size. After Invalid is
+    raised, the rest of the stream has no meaning."""
 
     def __init__(self, ranks: tuple[int, ...]):
         self._ranks = frozenset(ranks)
-        # The end of the text that is not a frame: a .bashrc's greeting, or why there is no guard.
+        # The end of the text that is not a frame: a .bashrc's greeting, or why no guard started.
         self.other_text = b""
-        self._other_bytes = 0  # so far
+        self._other_bytes = 0  # the length of all text that was not a frame
         self._buffer = bytearray()
-        self._searched = 0  # bytes of the buffer that contain no newline
-        self._greeted = False
-        self._sent: set[tuple[str, int | None]] = set()  # frames that come once, with their ranks
-        self._waiting: Log | Record | None = None  # a frame whose raw bytes are still to come
+        self._searched_bytes = 0  # the beginning of the buffer that contains no newline
+        self._greeted = False  # the frame hello has come
+        self._seen_once: set[tuple[str, int | None]] = set()  # (type, rank) of frames with `once`
+        self._awaits_bytes: Log | Record | None = None  # the frame whose raw bytes come next
 
     def feed(self, data: bytes) -> Iterator[tuple[Frame, bytes]]:
         """Add bytes, and yield the frames that are now complete, each with its raw bytes. Raises
         Invalid at a bad frame, after the frames that precede it."""
         self._buffer += data
-        while (frame := self._next()) is not None:
+        while (frame := self._take_frame()) is not None:
             yield frame
 
-    def _next(self) -> tuple[Frame, bytes] | None:
+    def _take_frame(self) -> tuple[Frame, bytes] | None:
+        """Remove the next frame with its raw bytes from the buffer; None if it is incomplete."""
         while True:
-            if self._waiting is not None:
-                size = self._waiting.bytes
+            if self._awaits_bytes is not None:
+                size = self._awaits_bytes.bytes
                 if len(self._buffer) < size:
                     return None
-                frame, payload = self._waiting, bytes(self._buffer[:size])
+                frame, payload = self._awaits_bytes, bytes(self._buffer[:size])
                 del self._buffer[:size]
-                self._waiting = None
+                self._awaits_bytes = None
                 return frame, payload
-            line = self._line()
+            line = self._take_line()
             if line is None:
                 return None
-            parsed = self._frame(line)
+            parsed = self._parse_frame(line)
             if parsed is None:
-                self._keep(line + b"\n")
+                self._store_text(line + b"\n")
             elif isinstance(parsed, (Log, Record)):
-                self._waiting = parsed
+                self._awaits_bytes = parsed
             else:
                 return parsed, b""
 
-    def _line(self) -> bytes | None:
+    def _take_line(self) -> bytes | None:
+        """Remove the next line from the buffer; None if it is incomplete."""
         # The search continues where the last one ended, so that a long line costs linear time.
-        end = self._buffer.find(b"\n", self._searched)
+        end = self._buffer.find(b"\n", self._searched_bytes)
         if end < 0:
-            self._searched = len(self._buffer)
-            if self._searched > LARGEST:
-                self._keep(bytes(self._buffer[:OTHER_BYTES]))
+            self._searched_bytes = len(self._buffer)
+            if self._searched_bytes > LARGEST:
+                self._store_text(bytes(self._buffer[:OTHER_BYTES]))
                 raise Invalid(f"a line of more than {LARGEST >> 20} MiB")
             return None
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
-        self._searched = 0
+        self._searched_bytes = 0
         return line
 
-    def _frame(self, line: bytes) -> Frame | None:
+    def _parse_frame(self, line: bytes) -> Frame | None:
         """Return the frame in a line, checked; None for a line that is not a frame."""
-        # Without this a flood of other lines would cost much computing.
+        # This test is cheap, so that a flood of text does not keep the launcher busy.
         if not line.startswith(b"{"):
             return None
         try:
@@ -209,17 +215,17 @@ class Frames:
         if not ranks <= self._ranks:
             raise Invalid(f"a {frame.type} frame of a rank that is not there")
         # The guard ends after its exit frame, so another process writes to the stream.
-        if ("exit", None) in self._sent:
+        if ("exit", None) in self._seen_once:
             raise Invalid(f"after its exit frame one of type {frame.type!r}")
-        if (frame.type, rank) in self._sent:
+        if (frame.type, rank) in self._seen_once:
             whose = "" if rank is None else f" of rank {rank}"
             raise Invalid(f"a second {frame.type} frame{whose}")
         if frame.once:
-            self._sent.add((frame.type, rank))
+            self._seen_once.add((frame.type, rank))
 
-    def _keep(self, text: bytes) -> None:
-        """Store text that is not a frame."""
-        # stderr shares the stream, so the text shows a defect of the guard, or what ran instead.
+    def _store_text(self, text: bytes) -> None:
+        """Store the end of text between frames. Raises Invalid for too much text before hello."""
+        # stderr shares the stream, so the text may be an error of the guard, or of ssh.
         self.other_text = (self.other_text + text)[-OTHER_BYTES:]
         self._other_bytes += len(text)
         if not self._greeted and self._other_bytes > GREETING:

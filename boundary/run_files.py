@@ -1,7 +1,9 @@
-"""The files of a run, and other files that this machine wrote and reads again.
+"""Define the types of a run's files (docs/run-directory.md), and of other files that this machine
+wrote and reads again.
 
-They may be damaged, or somebody else's. Types that only the report reads are Lenient: it shows the
-valid part of a damaged file.
+The files may be damaged, or come from another person. The launcher rejects such a file. The types
+that only the report reads are Lenient: the report shows the valid part of a damaged file. The
+functions of schema.py read JSON into these types.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ from msgspec import Meta, Struct, field
 from boundary.schema import Count, Lenient, Number, Sha256, Text, matching
 from contract.records import CATEGORIES
 
+# A text without control characters, so that it stays one line in a terminal.
 Line = Annotated[str, matching(r"[^\x00-\x1f\x7f-\x9f]*")]
 
 
 class Decided(Struct):
-    """The decisions of the ranks of an attempt when they started."""
+    """The decisions that the ranks of an attempt made when they started."""
 
     precision: Line
     sync: Line
@@ -26,7 +29,7 @@ class Decided(Struct):
 
 
 class Attempt(Struct):
-    """An entry of attempts.json."""
+    """An entry of attempts.json, as the launcher reads it."""
 
     attempt: Count
     nodes: list[Text]
@@ -40,6 +43,8 @@ class Attempt(Struct):
 
 
 class Attempts(Struct):
+    """attempts.json, as the launcher reads it."""
+
     status: Text
     attempts: list[Attempt]
 
@@ -54,10 +59,12 @@ class Start(Struct, tag_field="kind", tag="start"):
 
 
 class Step(Struct, tag_field="kind", tag="step"):
-    pass
+    """A line of a rank's timings that ends a step. The launcher only needs to know that it came."""
 
 
 class Checkpoint(Struct, tag_field="kind", tag="checkpoint"):
+    """A line of a rank's timings about a checkpoint that the rank has written."""
+
     file: Text
 
 
@@ -69,23 +76,27 @@ class LayerRecord(Struct):
     provided: dict[Text, Text]
 
 
-# The sweep that `make sweep` writes, and resumes from this file.
+# The file of a sweep: `make sweep` writes this file, and resumes the sweep from it.
 class Cell(Struct):
+    """One combination of settings. `command`: the command of its runs, for people."""
+
     name: Text
     argv: list[Text]
     command: Text
 
 
 class SweepRun(Struct):
+    """A run of a cell, or the cause why there is no run."""
+
     round: Count
-    cell: Count
+    cell: Count  # index of its cell
     log: Annotated[str, matching(r"\d{1,9}-\d{1,9}-\d{1,9}\.log")]
     run: Text | None
     cause: Text | None
 
 
 class Sweep(Struct):
-    """sweep.json."""
+    """sweep.json, as `make sweep` reads it. `seal`: see contract/seal.py."""
 
     sweep: Text
     rounds: Annotated[int, Meta(ge=1, le=1000)]
@@ -94,22 +105,23 @@ class Sweep(Struct):
     seal: Text | None = None
 
 
-# Files that the report reads. Every field may be absent.
+# Below: the files that the report reads. Every field may be absent.
 
-# Limits on what one file can make the report hold in memory.
+# These limits bound the memory that one file can make the report use.
 MOST_ATTEMPTS = 1000
 MOST_RANKS = 4096
 MOST_STEPS = 1_000_000  # of one line
 MOST_CELLS = 2000
 MOST_PEERS = 256  # of a machine
 MOST_SCALARS = 8  # of a rank
-MOST_THINGS = 64  # of a kind on a machine
-_SETTINGS = Meta(max_length=200)  # of a rank, options and versions
+MOST_THINGS = 64  # on a machine: disks, mounts or GPUs
+_SETTINGS = Meta(max_length=200)  # the options of a rank, or its versions of packages
 _NAME = Meta(max_length=1000)
-# Figures beyond these limits are damage or a lie, and would overflow sums.
+# A figure beyond these limits is damaged or invented, and would overflow sums.
 LARGEST_FIGURE = 10**18  # no counter of bytes is larger
 LONGEST_SECONDS = 10**10  # seconds
 
+# The types of figures. No figure is NaN or infinite: both are outside every pair of bounds.
 Name = Annotated[str, _NAME]
 Texts = Annotated[list[Text], Meta(max_length=MOST_RANKS)]
 Natural = Annotated[int, Meta(ge=0, lt=LARGEST_FIGURE)]
@@ -130,33 +142,35 @@ NotNegative = Union[
     Annotated[int, Meta(ge=0, lt=LARGEST_FIGURE)], Annotated[float, Meta(ge=0, lt=LARGEST_FIGURE)]
 ]
 Share = Union[Annotated[int, Meta(ge=0, le=1)], Annotated[float, Meta(ge=0, le=1)]]
-Plain = Union[bool, Figure, Name, None]
+Plain = Union[bool, Figure, Name, None]  # a value of JSON that is no list and no object
 TrainerOptions = Annotated[
     dict[Name, Union[Plain, Annotated[list[Plain], Meta(max_length=200)]]], _SETTINGS
 ]
 
 
 class PlannedNode(Lenient):
+    """An entry of `nodes` in plan.json."""
+
     host: Text | None = None
     connection: Text | None = None
     interface: Text | None = None
     ranks: Annotated[list[Rank], Meta(max_length=MOST_RANKS)] = field(default_factory=list)
 
 
-# Copied into the run, so that its report can be compared with the prediction.
 class Prediction(Lenient):
-    """The prediction of `make plan` for a run."""
+    """The prediction of `make plan` for a run. The ranks copy it into their first lines, so that
+    the report can compare it with the result."""
 
     images_per_second: Figure | None = None
     made_unix: Figure | None = None
 
 
 class Phrases(Lenient):
-    """The words of advice for users of a program. The defaults are for a run that no launcher
-    planned."""
+    """The phrases by which the report's advice names the settings of a program, in the words of
+    its users. The defaults are for a run that no launcher planned."""
 
     sync: Text = "the synchronization {}"  # {}: the strategy
-    warmed_up: Text = "with fewer steps of warm-up"  # for a run that was all warm-up
+    warmed_up: Text = "with fewer steps of warm-up"  # if the run ended within its warm-up
     batch: Text = "twice the batch of each rank"
     workers: Text = "twice the loader processes"
     saving: Text = "save half as often"
@@ -165,13 +179,13 @@ class Phrases(Lenient):
 
 
 class PlannedProgram(Lenient):
-    """The program of plan.json."""
+    """`program` of plan.json: the trainer, or a script."""
 
-    command: Text = ""  # its name in sentences
-    sample: Text = "sample"  # the word for one thing that it trains on
-    # True if make's BATCH, SYNC, EPOCHS and BALANCE and the trainer's options change it.
+    command: Text = ""  # the program's name in sentences
+    sample: Text = "sample"  # the word for one sample, such as image
+    # True if BATCH, SYNC, EPOCHS, BALANCE and the trainer's options apply to the program.
     adjustable: bool = False
-    # True if each of its ranks writes timings.
+    # True if each rank of the program writes timings.
     times_steps: bool = False
     phrases: Phrases = field(default_factory=Phrases)
 
@@ -192,12 +206,14 @@ class RunPlan(Lenient):
 
     @property
     def trainer_words(self) -> list[str]:
-        """The words of ARGS."""
+        """Return the words of ARGS."""
         words = (self.options or {}).get("trainer")
         return words if isinstance(words, list) else []
 
 
 class FirstCause(Lenient):
+    """The failure that ended an attempt: the first one, of which the others are consequences."""
+
     host: Text | None = None
     rank: Natural | None = None
     exit_code: Figure | None = None
@@ -208,13 +224,17 @@ class FirstCause(Lenient):
     last_lines: Texts | None = None
 
 
-# The same file for the report, which shows the valid part of a damaged one.
+# Sweep is for `make sweep`. The report reads the same file into these Lenient types.
 class ListedCell(Lenient):
+    """A cell of a sweep."""
+
     name: Text | None = None
     command: Text | None = None
 
 
 class ListedRun(Lenient):
+    """A run of a sweep."""
+
     cell: Natural | None = None  # index of its cell
     run: Text | None = None
     cause: Text | None = None  # why there is no run
@@ -228,7 +248,7 @@ class SweepList(Lenient):
 
 
 class AttemptRecord(Lenient):
-    """An entry of attempts.json."""
+    """An entry of attempts.json, as the report reads it."""
 
     attempt: Annotated[int, Meta(ge=1, le=MOST_ATTEMPTS)] = 1
     nodes: Texts = field(default_factory=list)
@@ -238,12 +258,12 @@ class AttemptRecord(Lenient):
     wall_seconds: Seconds | None = None
     resumed_samples: Figure | None = None
     first_cause: FirstCause | None = None
-    to_resume: Text | None = None
+    to_resume: Text | None = None  # the command that resumes the run
     silent_ranks: Texts = field(default_factory=list)
 
 
 class RunEnd(Lenient):
-    """attempts.json."""
+    """attempts.json, as the report reads it."""
 
     status: Text | None = None
     attempts: Annotated[list[AttemptRecord], Meta(max_length=MOST_ATTEMPTS)] = field(
@@ -252,13 +272,15 @@ class RunEnd(Lenient):
 
 
 class EarlierSummary(Lenient):
-    """summary.json of a run whose advice a later one may have followed."""
+    """summary.json of an earlier run, whose advice a later run may have followed."""
 
     images_per_second: Positive | None = None
     advice: Annotated[list[dict[Name, Plain]], Meta(max_length=100)] = field(default_factory=list)
 
 
 class Instructions(Lenient):
+    """The limit on a CPU's instructions that was set for oneDNN."""
+
     onednn_limit: Text | None = None
 
 
@@ -269,7 +291,7 @@ class RankDecisions(Lenient):
     predicted: Prediction | None = None
 
 
-# Ranks write lines of several kinds into one file; RankLine are all but these two.
+# A rank writes RankStart first, then any number of RankLines, then RankEnd, into one file.
 class RankStart(Lenient):
     """The first line of a rank."""
 
@@ -314,8 +336,8 @@ class RankEnd(Lenient):
 
 
 class RankLine(Lenient):
-    """Any later line of a rank: the seconds of each category since the line before. A line of kind
-    `step` is about `steps` steps, of which `step` is the last."""
+    """A line of a rank between its first and its last. `seconds`: of each category since the
+    previous line. A line of kind `step` is about `steps` steps, of which `step` is the last."""
 
     kind: Text | None = None
     seconds: dict[Literal[tuple(CATEGORIES)], Seconds] = field(  # type: ignore[valid-type]
@@ -329,24 +351,28 @@ class RankLine(Lenient):
     top1: Figure | None = None
     epoch: Natural | None = None
     exact: bool = False
-    unsummed: Natural = 0
-    # Means over the steps of the line; null for NaN and infinity.
+    unsummed: Natural = 0  # steps in a row whose gradients were not summed
+    # {scalar: its mean over the steps of the line}; null for NaN and infinity.
     scalars: Annotated[dict[Name, Union[Figure, None]], Meta(max_length=MOST_SCALARS)] = field(
         default_factory=dict
     )
-    # Scalar -> its first step that was not finite.
+    # {scalar: the first step at which it was NaN or infinite}.
     not_finite: Annotated[dict[Name, Natural], Meta(max_length=MOST_SCALARS)] = field(
         default_factory=dict
     )
 
 
 class Stall(Lenient):
+    """A line of a rank that has written no line for `idle` seconds: the category that it is in."""
+
     category: Literal[tuple(CATEGORIES)] | None = None  # type: ignore[valid-type]
     step: Natural | None = None
     idle: Seconds = 0.0
 
 
 class Evaluation(Lenient):
+    """A line of a rank about an evaluation."""
+
     epoch: Natural | None = None
     samples: Natural | None = None
     top1: Share | None = None
@@ -356,9 +382,9 @@ class Evaluation(Lenient):
     train_top1: Share | None = None
 
 
-# An evaluation is one file that our trainer wrote, so it is read as a whole or not at all.
+# Our trainer writes evaluation.json at once, so a damaged one is not read at all.
 class ClassFigures(Struct):
-    """The figures of a class in an evaluation; absent if it has no image."""
+    """The figures of a class in an evaluation. A class without images has only its name."""
 
     name: Text
     images: Natural
@@ -392,13 +418,15 @@ class EvaluationFile(Struct):
 
 
 class Mount(Lenient):
+    """An NFS or SMB mount."""
+
     type: Text | None = None
 
 
 class Peer(Lenient, rename={"source": "from"}):
     """The traffic to one address."""
 
-    source: Text | None = None  # the sender's address
+    source: Text | None = None  # this machine's address
     sent: Figure | None = None  # bytes
     busy: Seconds | None = None  # of sending
 
@@ -413,19 +441,19 @@ class Interface(Lenient, rename={"name": "interface"}):
 
 
 class MachineLine(Lenient, rename={"interface": "card"}):
-    """A line of a machine's records, without its figures (report/figures.py)."""
+    """A line of a machine's records without its figures, which are in report/figures.py."""
 
     data_disk: Text | None = None
     mounts: Annotated[dict[str, Mount], Meta(max_length=MOST_THINGS)] = field(default_factory=dict)
     interface: Interface | None = None
-    alone: list[Rank] = field(default_factory=list)  # ranks that connected to no other
+    alone: list[Rank] = field(default_factory=list)  # ranks that connected to no other rank
     finished: list[Rank] = field(default_factory=list)  # ranks that exited with code 0
-    only_received: Figure | None = None  # bytes
+    # Bytes that its ranks received, if they sent nothing of that size: no gradients were summed.
+    only_received: Figure | None = None
 
 
-# Rates in Mbit/s of payload.
 class PairMeasurement(Lenient):
-    """A machine's link to one peer; latencies in milliseconds."""
+    """A machine's link to one peer: Mbit/s of payload, milliseconds, and the MTU in bytes."""
 
     mbit_to: Positive | None = None
     mbit_from: Positive | None = None
@@ -435,10 +463,14 @@ class PairMeasurement(Lenient):
 
 
 class RingMeasurement(Lenient):
+    """The rate at which a machine receives while all machines send in a ring, in Mbit/s."""
+
     mbit: Positive | None = None
 
 
 class InterfaceSettings(Lenient):
+    """The settings of the network interface that was measured."""
+
     mtu: Positive | None = None
     speed: Positive | None = None  # Mbit/s
 
@@ -454,7 +486,8 @@ class LinksFile(Lenient, rename={"interface": "card"}):
 
 
 class Threads(Lenient):
-    """The seconds of a rank in a line of its machine, and the state of its process."""
+    """An entry of `ranks` in a line of a machine: the seconds in which the threads of a rank ran
+    and waited for a processor, and the state of its process."""
 
     ran: Seconds = 0.0
     waited: Seconds = 0.0
@@ -462,26 +495,31 @@ class Threads(Lenient):
 
 
 class CountedSums(Lenient):
-    """The collective sums that a rank has entered, as its guard read them (contract/records.py). A
-    negative number is absent here."""
+    """The collective sums that a rank has entered, as its guard read them (contract/records.py).
+    The rank writes -1 for an unknown number, which becomes None here.
+
+    `bucket`: of the newest sum; None if the rank counts one sum for each backward pass. `first`,
+    `newest`: nanoseconds of the machine's clock. `queued`, `completed`: collectives, as NCCL's
+    Flight Recorder counts them.
+    """
 
     entered: Natural | None = None
-    bucket: Natural | None = None  # of the newest sum; None: sums are counted by backward pass
+    bucket: Natural | None = None
     passes: Natural = 0
-    first: Natural = 0  # nanoseconds of the machine's clock
+    first: Natural = 0
     newest: Natural = 0
-    queued: Natural | None = None  # collectives, by NCCL's Flight Recorder
+    queued: Natural | None = None
     completed: Natural | None = None
 
 
 class SilentRank(Lenient):
-    """A rank's answer to its guard about its threads (launcher/node/stacks.py)."""
+    """The entry of a silent rank in a `stacks` line of its machine (launcher/node/stacks.py)."""
 
     last: Seconds | None = None  # the machine's clock when the rank last recorded something
     state: Text | None = None  # of the process
     threads: list[list[Any]] = field(default_factory=list)  # frames: file, line, function
     sums: CountedSums = field(default_factory=CountedSums)
-    # The kernel's function in which a process in uninterruptible I/O waits.
+    # The function of the kernel in which the process waits, if `state` is D (uninterruptible I/O).
     wait: Annotated[str, matching(r"[A-Za-z_][\w.]{0,63}")] | None = None
 
 
@@ -496,5 +534,6 @@ class GuardEnd(Lenient):
 
     @property
     def ranks(self) -> list[int]:
+        """Return the sorted ranks of the guard's node: the keys of `workers` that are ranks."""
         numbers = {int(name) for name in self.workers if re.fullmatch("[0-9]{1,9}", name)}
         return sorted(number for number in numbers if number < MOST_RANKS)

@@ -1,7 +1,6 @@
-"""Turn JSON of bounded size into a value of a known type, or report the part that does not fit.
-
-Names that a type does not have are ignored.
-"""
+"""Turn JSON of bounded size into a value of a known type. `decode` reports the part that does not
+fit, and `convert_what_fits` omits that part. Names that a type does not have are ignored. The other
+files of this package define the types."""
 
 from __future__ import annotations
 
@@ -14,17 +13,17 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Struct, inspect
 
-# msgspec learns the fields of a struct when it first meets it. A second thread that met it half
-# learned ended the process by SIGSEGV.
+# msgspec reads the fields of a struct when it first uses the struct. A second thread that used the
+# struct meanwhile ended the process by SIGSEGV.
 LEARNING = threading.Lock()
 LENGTH = 4096  # characters of one text; our guard and our probe cut longer ones
 LARGEST = (1 << 63) - 1
-# Escapes of JSON, matched one by one, so that an escaped backslash hides what follows it. A pair of
-# surrogates is a character; half of one, as in an odd file name, could be written to no file.
+# Escapes of JSON. They are matched one by one, so that `\\ud800` is an escaped backslash and text.
+# A pair of surrogates is a character. Half a pair, as in an odd file name, fits in no UTF-8 file.
 ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
 )
-# A message of msgspec, and the part of the value that it is about.
+# msgspec's message: "Expected `int`, got `str` - at `$.x[0]`", or "... - at `key` in `$.ranks`".
 MESSAGE = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$(.*)`)?", re.DOTALL)
 
 
@@ -42,7 +41,7 @@ Sha256 = Annotated[str, matching("[0-9a-f]{64}")]
 
 
 class Invalid(Exception):
-    """A machine or a file sent something impossible; the text tells a person what it was."""
+    """A machine sent, or a file contains, a value of another type; the text is for people."""
 
 
 type_info = functools.cache(inspect.type_info)
@@ -53,30 +52,26 @@ def make_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
-def decoder_of(kind: Any) -> msgspec.json.Decoder[Any]:
-    """Return the decoder of a type; thread-safe."""
-    with LEARNING:
-        return make_decoder(kind)
-
-
 def decode(document: bytes | str, kind: Any, name: str) -> Any:
-    """Decode a JSON document as a value of type `kind`. Raises Invalid, which reports the part that
-    does not fit as one of `name`."""
+    """Decode a JSON document as a value of type `kind`. Thread-safe. Raises Invalid, whose text
+    begins with `name`, and then has the part that does not fit."""
     data = document.encode(errors="replace") if isinstance(document, str) else document
     if b"\\ud" in data or b"\\uD" in data:
         data = ESCAPE.sub(lambda match: rb"\ufffd" if match["half"] else match[0], data)
     try:
-        return decoder_of(kind).decode(data)
+        with LEARNING:
+            decoder = make_decoder(kind)
+        return decoder.decode(data)
     except msgspec.ValidationError as error:
-        message, part = MESSAGE.fullmatch(str(error)).groups("")  # type: ignore[union-attr]
-        raise Invalid(f"{name}{part}: {message[:1].lower()}{message[1:200]}") from None
+        message, path = MESSAGE.fullmatch(str(error)).groups("")  # type: ignore[union-attr]
+        raise Invalid(f"{name}{path}: {message[:1].lower()}{message[1:200]}") from None
     except (ValueError, RecursionError):
         raise Invalid(f"{name} is no JSON") from None
 
 
 def convert(value: Any, kind: Any, name: str) -> Any:
-    """Convert a value that another program decoded, as `decode` does. Raises Invalid."""
-    # Through JSON, because such a value may hold types of that program, such as Ansible's strings.
+    """Convert a value that another program has decoded. Raises Invalid, as `decode` does."""
+    # The value becomes JSON first, because it may contain types of that program (Ansible has some).
     try:
         return decode(json.dumps(value), kind, name)
     except (TypeError, ValueError, RecursionError):
@@ -84,8 +79,7 @@ def convert(value: Any, kind: Any, name: str) -> Any:
 
 
 class Lenient(Struct, kw_only=True, omit_defaults=True):
-    """A struct of which the fitting part is read. Every field may be absent; it is false if all
-    are."""
+    """A struct for `convert_what_fits`. Any field may be absent; without any it is false."""
 
     def __bool__(self) -> bool:
         return self != type(self)()
@@ -93,20 +87,21 @@ class Lenient(Struct, kw_only=True, omit_defaults=True):
 
 def convert_what_fits(value: Any, kind: Any) -> Any:
     """Return the part of a JSON value that fits the type; UNSET if nothing does."""
-    # Parts that do not fit are omitted, and long texts and lists are cut.
+    # Texts and lists that are too long are cut.
     try:
         with LEARNING:
             return msgspec.convert(value, kind)
-    # This slow path is for damaged values only.
-    except (msgspec.ValidationError, UnicodeEncodeError):  # the latter for half a surrogate pair
+    # Only damaged values take this slow path. Half a surrogate pair is a UnicodeEncodeError.
+    except (msgspec.ValidationError, UnicodeEncodeError):
         return _fit(value, type_info(kind))
 
 
 def _fit(value: Any, kind: Any) -> Any:
+    """Return the part of a JSON value that fits a type of msgspec.inspect, or UNSET."""
     if isinstance(kind, inspect.UnionType):
         options = (_fit(value, option) for option in kind.types)
         return next((option for option in options if option is not UNSET), UNSET)
-    # A union has no form of its own; all other types have one.
+    # A union has no JSON type, but all other types have one.
     if not isinstance(value, JSON_TYPES[type(kind)]):
         return UNSET
     if isinstance(kind, inspect.StructType):
@@ -125,7 +120,7 @@ def _fit(value: Any, kind: Any) -> Any:
     if isinstance(kind, inspect.LiteralType):
         return value if value in kind.values else UNSET
     if isinstance(kind, (inspect.IntType, inspect.FloatType)):
-        # Not so for NaN, which is within no bounds, and bool, which Python takes for an int.
+        # bool is an int in Python, but not here. NaN is within no bounds.
         number: Any = value
         fits = (
             not isinstance(value, bool)
@@ -138,7 +133,7 @@ def _fit(value: Any, kind: Any) -> Any:
     return value
 
 
-# The form of each type in JSON.
+# The Python type of a value in JSON, by the type of msgspec.inspect.
 JSON_TYPES: dict[type[inspect.Type], Any] = {
     inspect.StructType: dict,
     inspect.DictType: dict,

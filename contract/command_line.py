@@ -1,6 +1,5 @@
-"""Read what people type: words of the trainer, a file with its options, and words of make's verbs.
-
-This is the only reader of a command line. Each value gets the type of its option.
+"""Read what people type: the words of the trainer, a file with the trainer's options, and the words
+of make's verbs. Each value gets the type of its option. options.py and verbs.py define the options.
 """
 
 import argparse
@@ -11,10 +10,9 @@ from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Seque
 
 from contract import verbs
 from contract.errors import DATA_LOST, DIVERGED, OUT_OF_MEMORY, STOPPED, UserError
-from contract.options import ENTRIES, GROUPS, Options, numbers, switch, whole
+from contract.options import ENTRIES, GROUPS, Options, integer, numbers, switch
 
-# Below this similarity, the hint would only be a guess.
-NEAR = 0.66
+MIN_SIMILARITY = 0.66  # of a suggested name: below, the suggestion would only be a guess
 TRAINER = "python -m trainer"
 EPILOG = (
     "Dashes and underscores in option names are equivalent. Exit codes: 0 done, 2 bad input, "
@@ -25,7 +23,7 @@ EPILOG = (
 # How --help shows the value of an option, by the option's type.
 METAVARS: Dict[Any, str] = {
     str: "VALUE",
-    whole: "N",
+    integer: "N",
     float: "X",
     numbers: "N,N,...",
     switch: "true|false",
@@ -36,7 +34,7 @@ class Parser(argparse.ArgumentParser):
     """Parse options like --name, with dashes or underscores. Errors are UserErrors."""
 
     def __init__(self, program: str, **settings: Any):
-        # Options that were not typed are absent from the result. So a file can set them.
+        # Options that were not typed are absent from the result, so that a file can set them.
         absent = argparse.SUPPRESS
         super().__init__(program, allow_abbrev=False, argument_default=absent, **settings)
 
@@ -45,11 +43,11 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, typed: Sequence[str], names: Iterable[str]) -> Tuple[Dict[str, Any], List[str]]:
         """Return {name: value} of the typed options, and the words that are not options. `names`:
-        all options, to suggest the nearest one. Raises UserError."""
+        of all options, for a suggestion. Raises UserError."""
         words = []
         for word in typed:
             name, equals, value = word.partition("=")
-            # A name has no blank; argparse would call such a word a value, too.
+            # A word with a blank before the = is a value, for argparse, too.
             if name.startswith("--") and " " not in name:
                 word = f"--{name[2:].replace('-', '_')}{equals}{value}"
             words.append(word)
@@ -62,12 +60,13 @@ class Parser(argparse.ArgumentParser):
 
 def _unknown_option_text(flag: str, names: Iterable[str], program: str) -> str:
     """Return a sentence for a flag that is not in `names`, with the nearest name."""
-    name = verbs.nearest(flag.lstrip("-"), names, NEAR)
+    name = verbs.nearest(flag.lstrip("-"), names, MIN_SIMILARITY)
     hint = f"Did you mean --{name}?" if name else f"See `{program} --help`."
     return f"unknown option {flag[:80]}. {hint}"
 
 
 def trainer_parser() -> Parser:
+    """Return a parser of all options of the trainer."""
     parser = Parser(
         TRAINER,
         usage=f"{TRAINER} --data DIR --output DIR [options]",
@@ -111,8 +110,7 @@ def trainer_words(argv: Sequence[str]) -> Dict[str, Any]:
 
 
 def words_for_trainer(values: Mapping[str, Any]) -> List[str]:
-    """Return words from which trainer_words makes these values again. None, the default, needs no
-    word."""
+    """Return words from which trainer_words makes these values again, except None."""
     words: List[str] = []
     for name, value in values.items():
         if value is True:
@@ -125,15 +123,15 @@ def words_for_trainer(values: Mapping[str, Any]) -> List[str]:
 
 
 def _as_word(value: Any) -> str:
-    """Return a value as people type it: 3,5 for a list, true for a switch."""
+    """Return a value as people type it: `3,5` for a list, `true` for a switch."""
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def read_config(path: str) -> Dict[str, Any]:
-    """Return {name: value} of the options in a YAML file, or in `path` itself if it is JSON, as the
-    launcher passes them. Raises UserError.
+    """Return {name: value} of the options in a YAML file, or in `path` itself if that is JSON, as
+    the launcher passes options. Raises UserError.
 
     The launcher also reads recipes with this function. Therefore nodes need neither the file nor a
     YAML reader, and a dry run shows every option that matters.
@@ -142,14 +140,14 @@ def read_config(path: str) -> Dict[str, Any]:
     if not isinstance(options, dict):
         raise UserError(f"--config {path}: write lines such as `epochs: 90`.")
     values = {}
-    # A value passes the same checks as a typed word, so it becomes such a word first.
+    # A value becomes a word first, so that it passes the same checks as a typed word.
     for key, value in options.items():
         name = str(key).replace("-", "_")
         if name not in ENTRIES:
             text = _unknown_option_text(f"--{name}", ENTRIES, TRAINER)
             raise UserError(f"--config {path}: {text}")
         items = value if isinstance(value, list) else [value]
-        # Nested lists may refer to each other, and would fill the memory when they are written out.
+        # Nested lists may refer to each other, and their text would fill the memory.
         is_flat = not any(isinstance(item, (list, dict, set)) for item in items)
         typed = _as_word(value) if is_flat else ""
         if not is_flat or len(typed) > 4096:
@@ -168,7 +166,7 @@ def _load_config(path: str) -> Any:
             return json.loads(path)
         except (RecursionError, ValueError) as error:
             raise UserError(f"--config {path[:80]} is not JSON: {error}.") from None
-    # On a node, with its options in JSON, the trainer needs no YAML reader.
+    # The trainer on a node gets JSON, so that the node needs no YAML reader.
     from contract.text import SHORT, read_text, read_yaml
 
     try:
@@ -186,11 +184,11 @@ def verb_words(
     verb: str, typed: Sequence[str], program: str, row: Optional[verbs.Verb] = None
 ) -> Dict[str, Any]:
     """Return {name: value} of the words of a verb: NAME=value or --name value, and after `--` the
-    words of ARGS=. `row`: the verb's entry if `make` does not have the verb. Raises UserError, and
-    SystemExit after --help."""
+    words of ARGS=. `row`: of a verb that `make` does not have. Raises UserError; SystemExit after
+    --help."""
     row = row or verbs.VERBS[verb]
+    # The words after `--` are for the script or the trainer, a --help among them included.
     end = [*typed, "--"].index("--")
-    # Behind `--` they are the script's or the trainer's.
     if not {"-h", "--help"}.isdisjoint(typed[:end]):
         print(verbs.help_text(program, row))
         raise SystemExit(0)
@@ -210,7 +208,7 @@ def verb_words(
             unnamed.append(word)
         elif name not in row.variables:
             verbs.refuse_variable(name, value, verb, row.variables)
-        elif value:  # NAME= is the default, as in make
+        elif value:  # `NAME=` without a value means the default, as in make
             values[name.lower()] = row.variables[name].read(name, value)
     if unnamed and "ARGS" in row.variables:
         hint = "options of the trainer come after `--`"
@@ -218,7 +216,7 @@ def verb_words(
     unnamed += typed[end + 1 :]
     if not unnamed:
         return values
-    # Words without a name belong to ARGS or RUNS, which take several, or one word is the RUN.
+    # ARGS or RUNS gets all words without a name. Without these variables, a word is the RUN.
     lists = [name.lower() for name, option in row.variables.items() if option.type is shlex.split]
     if lists:
         return {**values, lists[0]: [*values.get(lists[0], []), *unnamed]}

@@ -1,9 +1,10 @@
-"""Decide what the ranks of a run agree on when they start: the strategy if SYNC=auto, and each
-machine's batch (BALANCE=). The rule for precisions is in contract/precisions.py.
+"""Decide what the ranks of a run agree on when they start: the precision, the strategy (SYNC=auto),
+and each machine's batch (BALANCE=). The rule for precisions is in contract/precisions.py. Read
+`decide` first.
 
-The ranks call these functions with the devices that they see and with one file of measurements,
-which the launcher sends with every run. `make dry-run` calls the same functions with the machines'
-facts, and prints what the ranks will decide. Read `decide` first.
+The ranks call these functions with the devices that they see, and with a file of measurements that
+the launcher sends with every run. `make dry-run` calls the same functions with the machines' facts,
+and prints what the ranks will decide.
 """
 
 from __future__ import annotations
@@ -18,27 +19,27 @@ from contract import precisions, prices, runs, split, strategies
 from contract.errors import UserError
 from contract.text import read_text
 
-FILE = "measured.json"  # in the run's folder on each machine
-VARIABLE = "TANDEM_MEASURED"  # in a rank's environment: the path of that file
-AUTO, OFF = "auto", "off"  # BALANCE=
-LARGEST_WEIGHT = 1_000_000
-AS_ASKED = "as asked"
+FILE = "measured.json"  # Measurements, in the run's folder on each machine
+VARIABLE = "TANDEM_MEASURED"  # the variable of a rank's environment with the path of that file
+AUTO, OFF = "auto", "off"  # values of BALANCE=
+LARGEST_WEIGHT = 1_000_000  # of BALANCE=
+AS_ASKED = "as asked"  # the reason of a decision that the user made
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """Facts that the launcher has about a run's machines before the run starts.
+    """Facts that the launcher knows about a run's machines before the run starts.
 
-    `hosts`: the machine that each node runs on, by the node's name, in the order of the nodes.
-    `speeds`: samples/s of a node that trains without others, if they were measured.
-    `prediction`: content of the file that `make plan` wrote for this model and number of nodes.
+    `hosts`: {node: the machine that it runs on}, in the order of the nodes.
+    `speeds`: {node: samples/s while only this node trains}, without nodes that were not measured.
+    `prediction`: the content of the file that `make plan` wrote for this model and number of nodes.
     `measure`: a clause with the command that would make such a prediction.
-    `balance`: auto, off, or the weights that the user gave, by the node's name. `is_typed`: the
-    user typed BALANCE=.
-    `ranks`: for a script, the number of ranks of each node, in the order of the nodes.
-    `unknown`: a clause on nodes ({}) of unknown speed.
-    `decided`: decisions of an earlier attempt of this run: `precision`, `sync`, and `balance`, the
-    weights by the node's name.
+    `balance`: auto, off, or {node: weight} as the user typed it. `is_typed`: the user typed
+    BALANCE=.
+    `ranks`: {node: its number of ranks} in the order of the nodes, if the run has a script.
+    `unknown`: a clause for people about nodes of unknown speed; {} stands for their names.
+    `decided`: the decisions of an earlier attempt of this run, by the names precision, sync and
+    balance.
     """
 
     hosts: Mapping[str, str] = field(default_factory=dict)
@@ -55,12 +56,13 @@ class Measurements:
     decided: Mapping[str, Any] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
+        """Return the content of FILE."""
         return asdict(self)
 
 
 def read_measurements(environ: Mapping[str, str]) -> Measurements:
-    """Read the file that the launcher sent; empty if there is none, as under plain torchrun. Raises
-    UserError for a damaged file."""
+    """Read the file that the launcher sent. Returns Measurements() if there is no file, as under
+    plain torchrun. Raises UserError for a damaged file."""
     path = environ.get(VARIABLE)
     if not path:
         return Measurements()
@@ -72,7 +74,7 @@ def read_measurements(environ: Mapping[str, str]) -> Measurements:
 
 @dataclass(frozen=True)
 class Request:
-    """Options of a run that its decisions depend on. `precision` and `sync` may be auto."""
+    """The options of a run that its decisions depend on. `precision` and `sync` may be auto."""
 
     model: str
     batch: int  # of a node
@@ -85,13 +87,13 @@ class Request:
     family: str  # of the optimizer
 
     def setting(self, hosts: Sequence[str], precision: str) -> runs.Setting:
-        """Return the key of predictions and measurements of such a run."""
+        """Return the settings to which a prediction or a measurement must apply for such a run."""
         return runs.Setting(self.model, self.batch, self.image_size, precision, tuple(hosts))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A strategy of --sync; `reason` is one clause for people."""
+    """The chosen strategy. `reason`: one clause for people."""
 
     sync: str
     reason: str
@@ -99,7 +101,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Balance:
-    """Weights by the node's name, empty for equal batches; `reason` is one clause for people."""
+    """The chosen batches. `weights`: {node: weight}, {} for equal batches. `reason`: a clause."""
 
     weights: Mapping[str, int] = field(default_factory=dict)
     reason: str = "equal batches"
@@ -107,7 +109,7 @@ class Balance:
 
 @dataclass(frozen=True)
 class Decisions:
-    """The decisions for an attempt. `prediction`: what `make plan` predicted for such a run."""
+    """The decisions for an attempt. `prediction`: of `make plan` for such a run, or None."""
 
     precision: precisions.Level
     sync: Choice
@@ -121,10 +123,10 @@ def decide(
     measured: Measurements,
     stored: Mapping[str, str],
 ) -> Decisions:
-    """Decide for ranks on these devices. `stored`: precision and strategy of the checkpoint that
-    the run continues from. Raises UserError for a precision that a device lacks."""
-    # An earlier attempt's decisions hold even if it saved nothing: figures of the run stay
-    # comparable.
+    """Decide for ranks on these devices. `stored`: `precision` and `sync` of the checkpoint from
+    which the run continues. Raises UserError for a precision that a device lacks."""
+    # The decisions of an earlier attempt hold even if that attempt saved no checkpoint, so that the
+    # figures of a run's attempts are comparable. They only replace `auto`, not a typed value.
     earlier = {**stored, **{name: str(value) for name, value in measured.decided.items() if value}}
     precision, is_earlier = request.precision, False
     if precision == AUTO and earlier.get("precision") in precisions.BITS:
@@ -133,7 +135,7 @@ def decide(
     if is_earlier and level.reason == AS_ASKED:
         level = level._replace(reason="as this run began")
 
-    # Without the launcher's file, as under plain torchrun, only the devices tell the machines.
+    # Without the launcher's file, as under plain torchrun, the devices show how many machines run.
     nodes = len(measured.hosts) or len({device.host for device in devices})
     setting = request.setting(list(measured.hosts), level.name)
     prediction = find_prediction(measured, setting, request.phases)
@@ -150,8 +152,8 @@ def decide(
 
 
 def read_balance(typed: str, names: Sequence[str]) -> str | dict[str, int]:
-    """Return the value of BALANCE=: auto, off, or the weight of each of these nodes by its name.
-    Raises UserError."""
+    """Return the value of BALANCE=: auto, off, or {node: weight} of these nodes. Raises
+    UserError."""
     if typed in (AUTO, OFF):
         return typed
     if not re.fullmatch(r"[0-9]{1,7}(:[0-9]{1,7})*", typed):
@@ -165,7 +167,7 @@ def read_balance(typed: str, names: Sequence[str]) -> str | dict[str, int]:
             f"BALANCE={typed} has {len(weights)} numbers, but the run has {len(names)} "
             "machines: type one number for each machine."
         )
-    # The pattern above also allows 0 and 9999999.
+    # The pattern above also allows 0, and numbers above LARGEST_WEIGHT.
     if not all(1 <= weight <= LARGEST_WEIGHT for weight in weights):
         raise UserError(f"BALANCE={typed}: type numbers from 1 to {LARGEST_WEIGHT:,}.")
     return dict(zip(names, weights))
@@ -174,9 +176,9 @@ def read_balance(typed: str, names: Sequence[str]) -> str | dict[str, int]:
 def choose_balance(measured: Measurements) -> Balance:
     """Choose the weights of the nodes of an attempt.
 
-    With equal batches every step lasts as long as that of the slowest machine. With batches in
-    proportion to the machines' speeds all of them finish at the same time. The global batch stays
-    the same, so what is learned does not change.
+    With equal batches every step lasts as long as the slowest machine needs. With batches in
+    proportion to the speeds, all machines finish at the same time. The global batch stays the same,
+    so the model learns the same.
     """
     names = list(measured.hosts)
     if len(names) < 2:
@@ -185,18 +187,18 @@ def choose_balance(measured: Measurements) -> Balance:
         return Balance({name: measured.balance[name] for name in names}, AS_ASKED)
     if measured.balance == OFF:
         return Balance(reason="equal batches, as asked")
-    # On the same machines a resumed run keeps its batches, and so its results stay bit for bit the
-    # same.
+    # On the same machines a resumed run keeps its batches, so that its results are bit for bit
+    # those of a run without a break.
     earlier = measured.decided.get("balance")
     if earlier is not None and set(earlier) == set(names):
         return Balance(earlier if len(set(earlier.values())) > 1 else {}, "as before")
-    # Each node's speed was measured while the other nodes of its machine were idle.
+    # Speeds were measured one node at a time, so they do not apply to nodes that share a machine.
     if len(set(measured.hosts.values())) < len(names):
         return Balance(reason="equal batches: the nodes are on one machine")
-    # With the speed of one machine unknown, no proportion is.
-    unknown = [name for name in names if name not in measured.speeds]
-    if unknown:
-        reason = measured.unknown.replace("{}", ", ".join(unknown))
+    # If the speed of one node is unknown, no proportion is known.
+    unmeasured = [name for name in names if name not in measured.speeds]
+    if unmeasured:
+        reason = measured.unknown.replace("{}", ", ".join(unmeasured))
         return Balance(reason=f"equal batches: {reason}")
     speeds = {name: measured.speeds[name] for name in names}
     fastest, slowest = max(names, key=speeds.__getitem__), min(names, key=speeds.__getitem__)
@@ -214,14 +216,14 @@ def choose_balance(measured: Measurements) -> Balance:
 def find_prediction(
     measured: Measurements, setting: runs.Setting, phases: strategies.Phases
 ) -> runs.Prediction | None:
-    """Return the prediction of `make plan` for such a run, or None if none applies to it. Its
-    speeds are images/s over the whole run, warm-up included."""
+    """Return the prediction of `make plan` for a run with this setting, or None if there is none.
+    The speeds in the result are images/s over the whole run, warm-up included."""
     nodes = len(setting.machines)
     prediction = runs.prediction_in(measured.prediction, setting, nodes)
     if prediction is None:
         return None
-    # `make plan` predicts steps after the warm-up, whose sums are exact. Without a predicted speed
-    # of exact sums nobody knows what the warm-up of a strategy costs: such a strategy is omitted.
+    # `make plan` predicts the speed after the warm-up. The sums of the warm-up are exact, so its
+    # speed is that of EXACT. If that speed was not predicted, the strategy is omitted.
     speeds = {}
     for (spec, count), speed in prediction.speeds.items():
         strategy = strategies.parse_or_none(spec)
@@ -234,9 +236,8 @@ def find_prediction(
 def choose_sync(
     prediction: runs.Prediction | None, nodes: int, family: str, measure: str
 ) -> Choice:
-    """Choose the strategy if SYNC=auto: of those that are exact, or labelled safe for this family
-    of optimizers, the most exact one within 5 % of the fastest. `measure`: the clause of
-    Measurements."""
+    """Choose the strategy if SYNC=auto: the most exact of the acceptable strategies (`most_exact`)
+    within 5 % of the fastest. `measure`: the clause of Measurements."""
     exact = strategies.EXACT
     if nodes == 1:
         return Choice(exact, "one machine waits for no other")
@@ -244,7 +245,7 @@ def choose_sync(
     if (exact, nodes) not in speeds:
         return Choice(exact, f"exact, because Tandem has no prediction for such a run: {measure}")
     spec, fastest = most_exact(speeds, nodes, family)
-    if fastest == exact:  # then `spec` is exact, too
+    if fastest == exact:  # then `spec` is the exact strategy, too
         whose = " with Adam" if family == prices.ADAM else ""
         return Choice(exact, f"`make plan` predicts that no safe strategy{whose} is faster")
     figures = f"{speeds[spec, nodes]:.0f} images/s by `make plan`"
@@ -258,9 +259,9 @@ def choose_sync(
 
 
 def most_exact(speeds: Mapping[tuple[str, int], float], nodes: int, family: str) -> tuple[str, str]:
-    """Return the most exact of the strategies that are nearly the fastest, and the fastest one.
-    Only strategies that are exact or safe for this family of optimizers count. `speeds`: images/s
-    by (strategy, number of machines)."""
+    """Return two strategies: the most exact of those that are nearly the fastest, and the fastest.
+    Strategies that are neither exact nor labelled safe for this family of optimizers do not count.
+    `speeds`: images/s by (strategy, number of machines)."""
     seconds = {
         spec: 1 / speed
         for (spec, count), speed in speeds.items()
@@ -274,8 +275,8 @@ def most_exact(speeds: Mapping[tuple[str, int], float], nodes: int, family: str)
 def warn_if_slower(
     prediction: runs.Prediction | None, nodes: int, sync: str, family: str
 ) -> str | None:
-    """Return a sentence with a remedy if `make plan` predicts the run to be slower than one
-    machine; None otherwise, and without a prediction."""
+    """Return a sentence with a remedy if `make plan` predicts that the run is slower than one
+    machine. Returns None otherwise, and without a prediction."""
     if prediction is None or nodes == 1:
         return None
     spec = strategies.parse(sync).spec

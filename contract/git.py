@@ -1,6 +1,6 @@
-"""Ask git about a folder that may come from elsewhere. git runs nothing that the folder's
-configuration names (fsmonitor, hooks, filters), fetches nothing, and leaves the index as it is. It
-ends even if the folder has named pipes, endless files, or patterns that take years."""
+"""Ask git about a folder that may come from another person. git runs nothing that the folder's
+configuration names (fsmonitor, hooks, filters), fetches nothing, and leaves the index as it is. git
+is ended if the folder has named pipes, endless files, or patterns that take years."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from pathlib import Path
 from contract.errors import UserError
 
 SETTINGS = ("-c", "core.fsmonitor=", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=off")
-# git sets these for its hooks and `rebase --exec`. They name another repository than the folder's.
+# git sets these variables for its hooks and `rebase --exec`. They would name another repository
+# than the folder's, and other objects.
 OTHER_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_NAMESPACE")
 OTHER_OBJECTS = ("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES")
 # A partial clone would fetch missing objects, by a command of its configuration.
 OFFLINE = {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
 
-# To list 200,000 files takes git 0.2 s of a processor and 13 MB.
+# Far more than git needs: a list of 200,000 files takes 0.2 s of a processor and 13 MB.
 CPU_SECONDS, MEMORY_KIB = 60, 4 << 20
-# A limit of memory is not possible everywhere.
+# A shell that sets both limits, and becomes git. Some systems have no limit of memory.
 LIMITED = 'ulimit -S -t "$1"; ulimit -S -v "$2" 2>/dev/null; shift 2; exec "$@"'
 MISSING = "git is missing on this machine: sudo apt install git"
-IDLE_SECONDS = 15.0  # a disk that has to start up takes less
+IDLE_SECONDS = 15.0  # without progress; a disk that has to spin up takes less
 
 
 def root_of(folder: Path) -> Path | None:
-    """Return the nearest folder, this one or above, that has a .git, even an invalid one."""
+    """Return the nearest folder with a .git, this folder or one above. The .git may be invalid."""
     folders = (folder, *folder.parents)
     return next((path for path in folders if os.path.lexists(path / ".git")), None)
 
@@ -39,10 +40,11 @@ def run(folder: Path, *words: str, online: bool = False) -> str:
     for name in (*OTHER_REPOSITORY, *OTHER_OBJECTS):
         environment.pop(name, None)
     if root := root_of(folder.resolve()):
-        # If this .git is invalid, git would use a repository above, which has other rules.
+        # If this .git is invalid, git must not use a repository above, which has other rules.
         environment["GIT_CEILING_DIRECTORIES"] = str(root.parent)
         environment["GIT_DISCOVERY_ACROSS_FILESYSTEM"] = "1"
-        if not online:  # core.worktree may name a home, whose files and rules git would use
+        # The folder's setting core.worktree may name a home, whose files git would then read.
+        if not online:
             environment["GIT_WORK_TREE"] = str(root)
     argv = ["git", *SETTINGS, *words]
     if not online:
@@ -73,14 +75,15 @@ def run(folder: Path, *words: str, online: bool = False) -> str:
 def _wait(
     process: subprocess.Popen[bytes], root: Path, idle_seconds: float | None
 ) -> tuple[bytes, bytes]:
-    """Return git's stdout and stderr. Raises UserError if it neither computes nor reads from a disk
-    for `idle_seconds`, as at a named pipe that nobody writes to."""
+    """Return git's stdout and stderr. Raises UserError if git neither computes nor reads from a
+    disk for `idle_seconds`, as at a named pipe that no process writes to."""
     switches: list[str] = []
     while True:
         try:
             return process.communicate(timeout=idle_seconds)
         except subprocess.TimeoutExpired:
-            # A process that works or gets data is scheduled, and the kernel counts it.
+            # The kernel counts how often a process is scheduled: `voluntary_ctxt_switches: 42`. A
+            # process that works or gets data is scheduled.
             status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
             last_switches = switches
             switches = [line for line in status if "ctxt_switches" in line]

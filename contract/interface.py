@@ -1,6 +1,5 @@
 """Find the network interface by which this machine reaches another. Standard library only: the
-launcher's probe runs it on machines that have no packages yet.
-"""
+launcher's probe runs it on machines that have no packages yet."""
 
 import array
 import fcntl
@@ -9,7 +8,7 @@ import struct
 from pathlib import Path
 from typing import Dict, Optional
 
-SIOCGIFCONF = 0x8912  # Linux ioctl: all IPv4 addresses with their interfaces
+SIOCGIFCONF = 0x8912  # Linux ioctl that returns all IPv4 addresses with their interfaces
 IFREQ = 40  # sizeof(struct ifreq) on 64-bit Linux
 
 
@@ -19,7 +18,7 @@ def route(peer: str) -> Dict[str, Optional[str]]:
     family = socket.AF_INET6 if ":" in peer else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect((peer, 9))  # of UDP: the kernel only chooses the route
+            sock.connect((peer, 9))  # for UDP, the kernel only chooses the route
             source = sock.getsockname()[0]
     except OSError as error:
         return {"interface": None, "source": None, "error": error.strerror or str(error)}
@@ -35,12 +34,12 @@ def interface_towards(address: str) -> Optional[str]:
 
 
 def interface_of(address: str) -> Optional[str]:
-    """Return the interface that has an address, or None. Works without `ip`, which may not be
-    installed."""
+    """Return the interface that has an address, or None. Works without the program `ip`."""
     if address.startswith("127."):
         return "lo"
     if ":" in address:
         octets = socket.inet_pton(socket.AF_INET6, address.split("%")[0]).hex()
+        # `fe80000000000000021422fffe123456 02 40 20 80     eth0`
         for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
             fields = line.split()
             if fields[0] == octets:
@@ -52,6 +51,7 @@ def interface_of(address: str) -> Optional[str]:
         request = struct.pack("iL", len(memory), memory.buffer_info()[0])
         length = struct.unpack("iL", fcntl.ioctl(sock.fileno(), SIOCGIFCONF, request))[0]
     table, octets_v4 = memory.tobytes()[:length], socket.inet_aton(address)
+    # An ifreq has the name of an interface in 16 bytes, and the address after 4 bytes more.
     for start in range(0, length, IFREQ):
         if table[start + 20 : start + 24] == octets_v4:
             # An alias such as eth0:1 is an address of eth0.

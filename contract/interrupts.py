@@ -29,8 +29,7 @@ def accept_ctrl_c() -> None:
 
 
 def run_main(main: Callable[[], int]) -> int:
-    """Return the exit code of a program's main(). After Ctrl-C prints a sentence, not a
-    traceback."""
+    """Call a main() and return its exit code. After Ctrl-C prints a sentence, no traceback."""
     accept_ctrl_c()
     try:
         return main()
@@ -40,8 +39,8 @@ def run_main(main: Callable[[], int]) -> int:
 
 
 def run_printing_main(program: str, main: Callable[[], int]) -> int:
-    """Return the exit code of a program's main(), whose reader may close the pipe, or whose output
-    may not fit on the disk."""
+    """Call a program's main() and return its exit code. Handles a reader that closes the pipe, and
+    a disk that has no space for the output."""
     try:
         code = main()
         sys.stdout.flush()

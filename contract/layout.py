@@ -1,10 +1,9 @@
 """Define what a data set is by the names of files and folders: ROOT/{train,val}/<class>/<image>, or
-any folder that is not empty (the kind `files`).
+any folder that is not empty (the kind `files`). No image is opened here. Read `read_split` first.
 
-The layout is defined only here. The trainer lists its images with this module. launcher/remote.py
-and the role share_client send its source to machines that have neither the code nor any package
-yet. Therefore it imports only the standard library, and runs on Python >= 3.6. Read `read_split`
-first.
+The trainer lists its images with this module. launcher/remote.py and the role share_client send its
+source to machines that have neither the code nor any package yet. Therefore the module imports only
+the standard library, and runs on Python >= 3.6.
 """
 
 import contextlib
@@ -25,28 +24,31 @@ SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif"),
     *(".ppm", ".pgm"),
 )
-# Folders that file servers, desktops and archives make among a user's folders. Tandem skips them,
-# and hidden folders.
+# Folders that file servers, desktops and archives make. Tandem skips them, and hidden folders.
 SYSTEM_FOLDERS = (
     *("@eaDir", "#recycle", "#snapshot", "@Recycle", "@Recently-Snapshot", "lost+found"),
     *("$RECYCLE.BIN", "System Volume Information", "__MACOSX"),
 )
-# A note for people lists so many kinds of skipped files, and has so many characters.
-KINDS_SHOWN, NOTE = 6, 1000
+KINDS_SHOWN = 6  # of the kinds of skipped files, in a note for people
+NOTE_CHARACTERS = 1000  # at most, in a note for people
 LAYOUT = "the layout is DATA/train/<class>/<image> and DATA/val/<class>/<image>"
-# Systems that keep large files elsewhere until they are fetched: the name, the command that fetches
-# them, and how the text or the target of the link begins that replaces such a file.
+# Systems that keep large files elsewhere, and put a pointer in a file's place until a command
+# fetches the file: (name, command, pattern). A pointer is a small file with a text, or a link. The
+# pattern matches the beginning of that text, or of the link's target.
 POINTERS = (
-    # `git lfs pull` alone changes nothing in a clone that was made without Git LFS.
+    # `version https://git-lfs.github.com/spec/v1`. `git lfs pull` alone changes nothing in a clone
+    # that was made without Git LFS.
     (
         *("Git LFS", "git lfs install --local && git lfs pull"),
         rb"version https://(git-lfs|hawser)\.github\.com/spec/",
     ),
+    # `../../.git/annex/objects/Xq/3K/SHA256E-s48--ab12.jpg/SHA256E-s48--ab12.jpg`
     ("git-annex", "git annex get .", rb"[^\n\0]*/annex/objects/"),
+    # `/home/anna/flowers/.dvc/cache/files/md5/ab/12cd`
     ("DVC", "dvc pull", rb"[^\n\0]*/(\.dvc/cache|files/md5)/"),
 )
 
-# Errors of a disk or a file server that fails: no file is at fault, and it may work again later.
+# Errors of a disk or a file server that fails, not of a file. It may work again later.
 FAILING = (
     errno.EIO,
     errno.EREMOTEIO,
@@ -63,7 +65,7 @@ FAILING = (
 
 
 def printable(text: str) -> str:
-    """Return a text in one line: names of files may contain any characters."""
+    """Return a text with escapes for control characters: the name of a file may contain any."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
@@ -76,18 +78,18 @@ def pointer_kind(text: bytes) -> str:
     return ""
 
 
-DVC = pointer_kind(b"/.dvc/cache/")
+DVC = pointer_kind(b"/.dvc/cache/")  # the description of DVC's pointers
 
 
 class LayoutError(Exception):
-    """Say in a sentence why a folder is not a data set."""
+    """A folder is not a data set; the text is a sentence with the reason."""
 
     def __init__(self, text: str) -> None:
         super().__init__(printable(text))
 
 
 class NoAnswer(LayoutError):
-    """The disk or the file server of a folder fails."""
+    """The disk or the file server of a folder fails, so nobody knows what the folder contains."""
 
 
 @contextlib.contextmanager
@@ -107,29 +109,30 @@ def readable() -> Iterator[None]:
 
 
 class Split:
-    """Hold the content of one split.
+    """Hold the content of one split, or of one class of a split.
 
-    `images`: the sorted paths of each class of train, in the order of the class numbers. Paths
-    start at the root; a class that val lacks has none. `folders`: when each folder last changed, in
-    ns. `unread`: the number of skipped files by their kind. `alike`: a note on two classes whose
-    names look the same.
+    `images`: {class of train: its sorted paths}, in the order of the class numbers. A path starts
+    at the root: `train/cat/1.jpg`. A class that val lacks has no paths. `folders`: {path: when the
+    folder last changed, in ns}. `skipped`: {kind of files that are not images: their number}.
+    `twin_note`: a clause on two classes whose names look the same, or "".
     """
 
     def __init__(self) -> None:
         self.images = {}  # type: Dict[str, List[str]]
         self.folders = {}  # type: Dict[str, int]
-        self.unread = {}  # type: Dict[str, int]
+        self.skipped = {}  # type: Dict[str, int]
         self.broken_links = []  # type: List[str]
-        self.alike = ""
+        self.twin_note = ""
 
     def entries(self, folder: str) -> List["os.DirEntry[str]"]:
-        """Return the entries of a folder. Counts system folders, pointers and links that cannot be
-        followed instead."""
-        # Before the listing, so that the time differs if the folder changes meanwhile.
+        """Return the entries of a folder, without system folders, pointers, and links that cannot
+        be followed. Counts these in `skipped` and `broken_links`."""
+        # The time is read before the listing: if the folder changes meanwhile, its time differs.
         self.folders[folder] = Path(folder).stat().st_mtime_ns
         entries = []
         with os.scandir(folder) as scan:
             for entry in scan:
+                # DVC writes `cats.dvc` beside `cats`. Before `dvc pull` there is no `cats`.
                 if entry.name.endswith(".dvc") and not os.path.lexists(entry.path[:-4]):
                     self.skip("pointers of " + DVC)
                 elif entry.is_symlink() and not _can_be_followed(entry):
@@ -140,7 +143,7 @@ class Split:
                     else:
                         self.broken_links.append(entry.path)
                 elif (entry.name[0] == "." or entry.name in SYSTEM_FOLDERS) and entry.is_dir():
-                    # Not deeper: a folder of thumbnails has a folder for each image.
+                    # Count one level only: a folder of thumbnails has a folder for each image.
                     try:
                         count = sum(1 for _ in Path(entry.path).iterdir())
                     except OSError:  # only root can read lost+found
@@ -151,18 +154,13 @@ class Split:
         return entries
 
     def skip(self, kind: str, count: int = 1) -> None:
-        self.unread[kind] = self.unread.get(kind, 0) + count
-
-    def add_class(self, content: "Split") -> None:
-        self.images.update(content.images)
-        self.folders.update(content.folders)
-        self.broken_links += content.broken_links
-        for kind, count in content.unread.items():
-            self.skip(kind, count)
+        """Count files that are not images."""
+        self.skipped[kind] = self.skipped.get(kind, 0) + count
 
     def count_skipped(self) -> str:
         """Return text like `40 .avif, 12 in @eaDir`; "" if nothing was skipped."""
-        kinds = sorted(self.unread.items(), key=lambda kind: (-kind[1], kind[0]))
+        # The most frequent kind comes first; kinds of equal number are in the order of their names.
+        kinds = sorted(self.skipped.items(), key=lambda item: (-item[1], item[0]))
         kinds = [("links that cannot be followed", len(self.broken_links)), *kinds]
         texts = [f"{count} {kind}" for kind, count in kinds if count]
         if texts[KINDS_SHOWN:]:
@@ -171,8 +169,9 @@ class Split:
 
     def note(self, split: str) -> str:
         """Return a note for people like `not read in train: 40 .avif`, or ""."""
-        skipped = self.count_skipped() and f"not read in {split}: {self.count_skipped()}"
-        return "; ".join(text for text in (skipped, self.alike) if text)[:NOTE]
+        counts = self.count_skipped()
+        clauses = [f"not read in {split}: {counts}" if counts else "", self.twin_note]
+        return "; ".join(clause for clause in clauses if clause)[:NOTE_CHARACTERS]
 
 
 @readable()
@@ -181,22 +180,27 @@ def read_split(root: Path, split: str, progress: Callable[[], None] = lambda: No
     each class. Raises LayoutError."""
     content = Split()
     names = class_names(root, split, content)
-    # The classes of train have the numbers, so val needs them, too.
+    # The classes of train have the numbers, so the classes of val must be among them.
     train_names = names if split == "train" else class_names(root, "train", Split())
     for name in names:
         if name not in train_names:
             raise LayoutError(_explain_unknown_class(root / split, name, train_names))
     content.images = {name: [] for name in train_names}
     for name in names:
-        content.add_class(read_class(root, split, name))
+        content_of_class = read_class(root, split, name)
+        content.images.update(content_of_class.images)
+        content.folders.update(content_of_class.folders)
+        content.broken_links += content_of_class.broken_links
+        for kind, count in content_of_class.skipped.items():
+            content.skip(kind, count)
         progress()
     return content
 
 
 def class_names(root: Path, split: str, content: Split) -> List[str]:
-    """Return the sorted names of a split's class folders, and count other files in `content`.
-    Raises LayoutError."""
+    """Return the sorted names of a split's classes, and count other files. Raises LayoutError."""
     folder = root / split
+    # Say what is in the folder's place: a pointer, nothing, or folders with other names.
     if not folder.is_dir():
         for path in (root, folder):
             if not path.exists() and path.with_name(path.name + ".dvc").is_file():
@@ -209,7 +213,8 @@ def class_names(root: Path, split: str, content: Split) -> List[str]:
             reason = f"it has no folder {split}. It has {names_text}"
         raise LayoutError(f"{reason}; {LAYOUT}.")
     entries = [entry for entry in content.entries(str(folder)) if entry.name[0] != "."]
-    # The link may be a whole class; a broken link within a class is only one image.
+    # A broken link here may stand for a whole class, so it is an error. Within a class, a broken
+    # link stands for one image, and is only counted.
     for link in sorted(content.broken_links)[:1]:
         raise LayoutError(f"{describe_link(link)}: repair it, or remove it if it is not a class.")
     names = sorted(entry.name for entry in entries if entry.is_dir())
@@ -223,13 +228,14 @@ def class_names(root: Path, split: str, content: Split) -> List[str]:
         raise LayoutError(f"{folder} has one class, {names[0]}: a classifier needs two or more.")
     if files:
         content.skip("beside the classes", files)
-    # Two such classes are usually one class, copied from two systems. Some users mean it.
+    # Two names that look the same usually are one class, copied from two systems. A note suffices,
+    # because some users mean two classes.
     by_appearance = {}  # type: Dict[str, str]
     for name in names:
         twin = by_appearance.setdefault(_appearance(name), name)
         if twin != name:
             difference = _explain_difference(twin, name)
-            content.alike = (
+            content.twin_note = (
                 f"{_quoted(twin)} and {_quoted(name)} are different classes: {difference}"
             )
             break
@@ -240,6 +246,7 @@ def class_names(root: Path, split: str, content: Split) -> List[str]:
 def read_class(root: Path, split: str, name: str) -> Split:
     """Read the images of one class, at any depth. Follows links. Raises LayoutError."""
     content, paths = Split(), []  # type: Split, List[str]
+    # Paths start at the root, so that /data/flowers/train/cat/1.jpg becomes train/cat/1.jpg.
     begin = len(str(root / split)) - len(split)
     folders = [str(root / split / name)]
     while folders:
@@ -263,13 +270,12 @@ def read_class(root: Path, split: str, name: str) -> Split:
 
 @readable()
 def list_files(root: Path, progress: Callable[[], None]) -> Tuple[Dict[str, Any], Split]:
-    """Return the listing of all files below a folder, and a Split with its folders and broken
-    links. Counts hidden files, and files that links lead to. Raises LayoutError if there is no
-    file.
+    """Return the listing of all files below a folder, hidden files and files behind links included,
+    and a Split with the folders and the broken links. Raises LayoutError if there is no file.
 
-    There may be millions of names, so the memory holds only those of one folder at a time.
+    A folder may have millions of files, so the memory holds only the names of one folder at a time.
     """
-    tree, total, files, size = Split(), hashlib.sha256(), 0, 0
+    tree, names_hash, file_count, total_bytes = Split(), hashlib.sha256(), 0, 0
     begin = len(str(root)) + 1
     folders = [str(root)]
     while folders:
@@ -279,13 +285,14 @@ def list_files(root: Path, progress: Callable[[], None]) -> Tuple[Dict[str, Any]
             with os.scandir(folder) as scan:
                 entries = sorted(scan, key=lambda entry: os.fsencode(entry.name), reverse=True)
         except (PermissionError, FileNotFoundError):
-            # The script may not need it: a disk has a lost+found, for example.
+            # The script may not need this folder, such as the lost+found of a disk.
             if folder == str(root):
                 raise
             tree.skip("folders that cannot be read")
             continue
         while entries:
-            entry = entries.pop()  # with what it keeps of the file, which is most of its memory
+            # pop() frees the entry, whose cached file status would take most of the memory.
+            entry = entries.pop()
             progress()
             if entry.is_symlink() and not _can_be_followed(entry):
                 tree.broken_links.append(entry.path)
@@ -296,26 +303,29 @@ def list_files(root: Path, progress: Callable[[], None]) -> Tuple[Dict[str, Any]
                     bytes_of_file = entry.stat().st_size
                 except FileNotFoundError:  # a lock or a cache that was removed meanwhile
                     continue
-                files, size = files + 1, size + bytes_of_file
-                total.update(os.fsencode(f"{entry.path[begin:]}\0{bytes_of_file}\n"))
+                file_count, total_bytes = file_count + 1, total_bytes + bytes_of_file
+                names_hash.update(os.fsencode(f"{entry.path[begin:]}\0{bytes_of_file}\n"))
             else:
                 tree.skip("that are no files")  # sockets and named pipes
-    if not files:
+    if not file_count:
         skipped = tree.count_skipped() and f", but {tree.count_skipped()}"
         raise LayoutError(f"{root} has no files{skipped}.")
-    listing = {"classes": 0, "images": files, "bytes": size, "sha256": total.hexdigest()}
-    return {**listing, "note": tree.note("the folder")}, tree
+    listing = {"classes": 0, "images": file_count, "bytes": total_bytes}
+    return {**listing, "sha256": names_hash.hexdigest(), "note": tree.note("the folder")}, tree
 
 
 def _can_be_followed(link: "os.DirEntry[str]") -> bool:
-    """Return whether a link leads to a file, or to a folder that does not contain the link. Two
-    links to the folder that contains them would lead to 2**40 folders."""
+    """Return whether a link leads to a file, or to a folder that does not contain the link.
+
+    The kernel follows 40 links in a path. A folder with two links to itself would seem to contain
+    2**40 folders.
+    """
     try:
         is_file = not stat.S_ISDIR(link.stat().st_mode)
     except OSError as error:
         if error.errno in FAILING:
             raise
-        return False  # it is broken, or a circle of links
+        return False  # the link is broken, or part of a circle of links
     above = Path(link.path).parent
     return is_file or os.path.realpath(link.path) not in {
         os.path.realpath(str(folder)) for folder in (above, *above.parents)
@@ -323,6 +333,7 @@ def _can_be_followed(link: "os.DirEntry[str]") -> bool:
 
 
 def describe_link(path: str) -> str:
+    """Return a clause about a link that cannot be followed. Raises OSError."""
     target = os.readlink(path)  # noqa: PTH115 - pathlib has it since Python 3.9
     return f"{path} is a link that cannot be followed (to {target})"
 
@@ -336,8 +347,8 @@ def _appearance(name: str) -> str:
 
 
 def _explain_unknown_class(folder: Path, name: str, train_names: List[str]) -> str:
-    """Return why a class that train lacks is an error. If the name of a class of train looks the
-    same, add the command that renames the folder."""
+    """Return the error about a class of val that train lacks. If a class of train has a name that
+    looks the same, add the command that renames the folder."""
     text = f"{folder / name} is a class, but {folder.parent / 'train'} does not have it"
     for train_name in train_names:
         if _appearance(train_name) == _appearance(name):
@@ -351,6 +362,7 @@ def _explain_unknown_class(folder: Path, name: str, train_names: List[str]) -> s
 
 
 def _explain_difference(name: str, twin: str) -> str:
+    """Return a clause on how two names differ that look the same."""
     if unicodedata.normalize("NFC", name) == unicodedata.normalize("NFC", twin):
         return "one stores accents as separate characters, as macOS does"
     if name.split() == twin.split():
@@ -361,8 +373,8 @@ def _explain_difference(name: str, twin: str) -> str:
 
 
 def _quoted(name: str) -> str:
-    """Quote a name for bash, with escapes for bytes that are not ASCII, so that people can copy it
-    from any terminal."""
+    """Quote a name for bash. Bytes that are not ASCII get escapes, as in $'caf\\xc3\\xa9', so that
+    people can copy the name from any terminal."""
     if all(" " <= letter <= "~" for letter in name):
         return shlex.quote(name)
     octets = [
@@ -409,6 +421,7 @@ def print_listing(root: Path, node_dir: Path, kind: str) -> None:
 
 
 def _listings_or_fault(root: Path, node_dir: Path, kind: str = IMAGES) -> Any:
+    """Return the listings of a data set, or a text with the reason why it has none."""
     try:
         return listings(root, node_dir, kind=kind)
     except LayoutError as error:
@@ -419,17 +432,21 @@ def _listings_or_fault(root: Path, node_dir: Path, kind: str = IMAGES) -> Any:
 def listings(
     root: Path, node_dir: Path, progress: Callable[[], None] = lambda: None, kind: str = IMAGES
 ) -> Dict[str, Dict[str, Any]]:
-    """Return the listing of each split: classes, images and a hash of names and sizes. A data set
-    of the kind `files` has one listing, FILES, of all its files. A cache in `node_dir` holds until
-    one of the folders changes. Calls `progress` after each class or file. Raises LayoutError.
+    """Return {split: listing}, whose listing has the numbers of classes and images, and a hash of
+    names and sizes. A data set of the kind `files` has one listing, FILES, of all its files.
+
+    The listings are stored in `node_dir`, and used again until one of the folders changes. Calls
+    `progress` after each class or file. Raises LayoutError.
     """
     real = root.resolve()
     cache = node_dir / "manifests" / hashlib.sha256(os.fsencode(str(real))).hexdigest()[:16]
-    key = [kind, str(real), *SUFFIXES, *SYSTEM_FOLDERS]  # other rules make another listing
+    # The key contains the rules, because a version with other rules makes another listing.
+    key = [kind, str(real), *SUFFIXES, *SYSTEM_FOLDERS]
     try:
         cached = json.loads(cache.read_text())
         times = cached["folders"]
-        if cached["key"] == key and all(Path(f).stat().st_mtime_ns == t for f, t in times.items()):
+        is_current = all(Path(path).stat().st_mtime_ns == time for path, time in times.items())
+        if cached["key"] == key and is_current:
             return dict(cached["splits"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass  # there is no cache, or it is damaged
@@ -446,26 +463,27 @@ def listings(
         temporary.write_text(json.dumps({"key": key, "folders": folders, "splits": answer}))
         temporary.replace(cache)
     except OSError:
-        pass  # a full disk is reported elsewhere; without a cache the next call only takes longer
+        pass  # without a cache the next call only takes longer; others report a full disk
     return answer
 
 
 def _list_images(
     root: Path, name: str, split: Split, progress: Callable[[], None]
 ) -> Dict[str, Any]:
-    total, images = hashlib.sha256(), 0
+    """Return the listing of the split `name`. Calls `progress` after each class."""
+    names_hash, image_count = hashlib.sha256(), 0
     for paths in split.images.values():
-        images += len(paths)
+        image_count += len(paths)
         for path in paths:
             try:
                 size = str(os.stat(f"{root}/{path}").st_size)  # noqa: PTH116 - a million of them
             except OSError:
-                size = "None"  # training counts a file without an answer as a bad image
-            total.update(os.fsencode(f"{path}\0{size}\n"))
+                size = "None"  # the trainer counts a file that it cannot read as a bad image
+            names_hash.update(os.fsencode(f"{path}\0{size}\n"))
         progress()
     return {
         "classes": sum(bool(paths) for paths in split.images.values()),
-        "images": images,
-        "sha256": total.hexdigest(),
+        "images": image_count,
+        "sha256": names_hash.hexdigest(),
         "note": split.note(name),
     }

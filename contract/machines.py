@@ -1,5 +1,4 @@
-"""Define rules for every machine: its name, its group in the inventory, and the tolerance of its
-clock."""
+"""Define rules for machines: names, the group in the inventory, and the clocks' tolerance."""
 
 import re
 

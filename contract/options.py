@@ -1,5 +1,6 @@
-"""Define every option: the trainer's are the fields of Options, a run's the fields of Config.
-verbs.py lists the options of each verb, command_line.py reads them, and help is printed from here.
+"""Define every option: the trainer's are the fields of Options, and a run's of Config.
+These tables also have the texts of --help and of `make help`. verbs.py lists the options of each
+verb, and command_line.py reads the command line.
 
 Standard library, Python >= 3.7: `make` checks the command before there is an environment.
 """
@@ -15,7 +16,8 @@ from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple, ge
 from contract import decisions, precisions, strategies
 from contract.errors import UserError
 
-# The groups of the trainer's --help, by their first options.
+# The groups of the trainer's --help. Each group is listed with its first option: it contains the
+# options from that field of Options to the next field that is listed here.
 GROUPS = {
     "config": "run",
     "data": "data",
@@ -27,14 +29,13 @@ GROUPS = {
     "output": "checkpoints and results",
     "log_every": "logs",
 }
-# What is trained without MODEL and DATA, and on which machines without INVENTORY. train, dry-run,
-# slurm, plan and the demo use these names.
+# The values of INVENTORY, DATA and MODEL if the user types none. Several verbs use these names.
 DEFAULT_INVENTORY = "inventory.ini"
 DEFAULT_DATA = "digits"
-# For a first run: it takes seconds on two old cores (examples/small_cnn.py).
+# For a first run: this model trains in seconds on two old cores (examples/small_cnn.py).
 DEFAULT_MODEL = "examples.small_cnn:small_cnn"
-MODEL_OF_DATA = "resnet18"  # for the user's own data
-TIMM = "timm:"  # before the name of a model of timm's
+MODEL_OF_DATA = "resnet18"  # if the user types DATA, but no MODEL
+TIMM = "timm:"  # the prefix of the name of a model of timm
 
 
 def default_model(name: Optional[str], data: Optional[str]) -> str:
@@ -43,13 +44,13 @@ def default_model(name: Optional[str], data: Optional[str]) -> str:
 
 
 def as_typed(name: str, value: Any) -> str:
-    """Return NAME=value or --name value."""
+    """Return an option as the user typed it: NAME=value for make, --name value for the trainer."""
     return f"{name}{' ' if name.startswith('--') else '='}{value}"
 
 
 def path_of(name: str, typed: str, path: Optional[str] = None) -> Path:
-    """Return the absolute path of what was typed for an option, or of the `path` in it. Raises
-    UserError."""
+    """Return the absolute path that the user `typed` for the option `name`. `path`: the path within
+    that text, if the text has more than a path. Raises UserError."""
     try:
         return Path(typed if path is None else path).expanduser().resolve()
     except (OSError, RuntimeError, ValueError) as error:  # ~nobody, a circle of links, a NUL
@@ -57,18 +58,19 @@ def path_of(name: str, typed: str, path: Optional[str] = None) -> Path:
         raise UserError(f"{as_typed(name, typed)} is not a path: {reason}.") from None
 
 
-# Types of options, in addition to str, float and Path. Each makes a value from a text, or raises
-# ValueError.
+# Types of options, in addition to str, float and Path. Each function makes a value from the text
+# that a user typed, or raises ValueError.
 
 
-def whole(typed: str) -> int:
-    if len(typed) > 18:  # torch computes in 64 bits
+def integer(typed: str) -> int:
+    # torch stores integers in 64 bits. Each number of 18 digits fits, and longer ones may not.
+    if len(typed) > 18:
         raise ValueError
     return int(typed)
 
 
 def numbers(typed: str) -> Tuple[int, ...]:
-    return tuple(whole(number) for number in typed.split(",") if number)
+    return tuple(integer(number) for number in typed.split(",") if number)
 
 
 def switch(typed: str) -> bool:
@@ -78,30 +80,35 @@ def switch(typed: str) -> bool:
 
 
 def time_of_day(typed: str) -> str:
-    return typed  # launcher/hours.py reads it, because it knows when the run begins
+    # launcher/hours.py computes the date, because only the launcher knows when the run begins.
+    return typed
 
 
 ON, OFF = ("1", "yes", "on", "true"), ("0", "no", "off", "false")
-# A description and an example of each type, for errors.
+# For the error about a text that does not fit: {type: (its description, an example)}.
 EXAMPLES: Dict[Any, Tuple[str, str]] = {
-    whole: ("a whole number", "4"),
+    integer: ("a whole number", "4"),
     float: ("a number", "0.5"),
     numbers: ("whole numbers with commas between", "3,5"),
     switch: ("on or off", "1"),
     shlex.split: ("text with every quote closed", "'--lr 0.1'"),
 }
-# The type of an option that is a field, by the field's annotation.
+# {annotation of a field: type of its option}.
 TYPES: Dict[Any, Callable[[str], Any]] = {
-    **{str: str, int: whole, float: float, bool: switch, Tuple[int, ...]: numbers},
-    **{Optional[str]: str, Optional[int]: whole, Optional[float]: float, Optional[bool]: switch},
+    **{str: str, int: integer, float: float, bool: switch, Tuple[int, ...]: numbers},
+    **{Optional[str]: str, Optional[int]: integer, Optional[float]: float, Optional[bool]: switch},
 }
 
 
 @dataclass(frozen=True)
 class Option:
-    """Describe an option. `least`, `most`: bounds of a number. `make`: the variable of make that
-    sets it, and `make_help`: its help if that needs other words. `stored`: a run records it.
-    `changeable_on_resume`: a resumed run may have another value."""
+    """Describe an option.
+
+    `least`, `most`: the bounds of a number, which are allowed values. `make`: the variable of make
+    that sets the option. `make_help`: the text of `make help VERB`, if it differs from `help`.
+    `stored`: plan.json records the value. `changeable_on_resume`: a resumed run may have another
+    value.
+    """
 
     help: str
     choices: Tuple[str, ...] = ()
@@ -115,8 +122,8 @@ class Option:
     default: Any = None
 
     def read(self, name: str, typed: str) -> Any:
-        """Return the value of what was typed for NAME or --name. Raises UserError."""
-        # Values are printed in lines and stored in files whose entries are lines.
+        """Return the value of the text that a user typed for NAME or --name. Raises UserError."""
+        # Messages print a value within a line, and some files store one value in each line.
         if any(letter < " " or letter == "\x7f" for letter in typed):
             raise UserError(
                 f"{name} contains a line break or another control character: remove it."
@@ -133,10 +140,12 @@ class Option:
             ) from None
 
     def check(self, name: str, value: Any, typed: Optional[str] = None) -> Any:
-        """Return the value if the option allows it. Raises UserError."""
+        """Return the value if the option allows it. Raises UserError, which shows the value as it
+        was `typed`; None if it comes from a file or a checkpoint."""
         shown = as_typed(name, value if typed is None else typed)
         if self.choices and value not in self.choices:
-            hint = FP16 if value in FP16_NAMES and "O1" in self.choices else ""
+            # Users of other programs look for fp16, which is called O1 here.
+            hint = FP16_HINT if value in FP16_NAMES and "O1" in self.choices else ""
             choice = f"one of {', '.join(self.choices)}"
             if len(self.choices) == 1:
                 choice = self.choices[0]
@@ -152,24 +161,24 @@ class Option:
         return value
 
 
-# Names of O1 in other programs.
+# The names of O1 in other programs.
 FP16_NAMES = ("fp16", "float16", "half", "16", "mixed", "amp")
-FP16 = ": O1 is fp16, with fp32 where it is needed"
+FP16_HINT = ": O1 is fp16, with fp32 where it is needed"
 
 
 def option(default: Any, help: str, choices: Tuple[str, ...] = (), **settings: Any) -> Any:
-    """Make a field of the tables below. A resumed run keeps its value."""
+    """Make a field of the tables below, whose value a resumed run must keep."""
     row = Option(help, choices, default=default, **settings)
     return field(default=default, metadata={"option": row})
 
 
 def changeable(default: Any, help: str, choices: Tuple[str, ...] = (), **settings: Any) -> Any:
-    """Make a field whose value a resumed run may change."""
+    """Make a field of the tables below, whose value a resumed run may change."""
     return option(default, help, choices, changeable_on_resume=True, **settings)
 
 
 def options_of(table: Any) -> Dict[str, Option]:
-    """Return {name: Option} of a table, with the type of each field's annotation."""
+    """Return {name: Option} of a table. Options without a type get it from the annotation."""
     hints = get_type_hints(table)
     rows = {entry.name: entry.metadata.get("option") for entry in fields(table)}
     return {
@@ -180,10 +189,13 @@ def options_of(table: Any) -> Dict[str, Option]:
 
 
 class Optimizer(NamedTuple):
-    """Describe an optimizer. `maker`: module:class. `arguments`: its arguments in addition to the
-    learning rate and the weight decay. `keeps`: the tensors in its state that have each weight's
-    size, by their names. `counts`: the state also counts each weight's steps, and is complete after
-    the first step. `family`: the key of accuracy costs in contract/prices.py."""
+    """Describe an optimizer.
+
+    `maker`: module:class. `arguments`: the arguments in addition to the learning rate and the
+    weight decay. `keeps`: the names of the state's tensors that are as large as their weight.
+    `counts`: the state also counts the steps of each weight, and is complete after the first step.
+    `family`: the key of accuracy costs in contract/prices.py.
+    """
 
     maker: str
     arguments: Callable[["Options"], Dict[str, Any]]
@@ -210,9 +222,9 @@ OPTIMIZERS = {
 }
 
 
-# Options that name a file which is written with a trained model; nothing is trained.
+# Each of these options names a file to write with a trained model. Such a run trains nothing.
 RESULTS = ("predict", "extract", "evaluate")
-RESULTS_FOLDER = "results"  # of a run, for these files
+RESULTS_FOLDER = "results"  # the folder of a run with these files
 
 
 @dataclass(frozen=True)
@@ -384,21 +396,21 @@ class Options:
     def __post_init__(self) -> None:
         for name, entry in ENTRIES.items():
             entry.check(f"--{name}", getattr(self, name))
-        if self.sync != strategies.AUTO:  # which the ranks resolve when they start
+        if self.sync != strategies.AUTO:  # the ranks replace `auto` when they start
             strategies.parse(self.sync)
         if self.bce_threshold and self.loss != "bce":
             raise UserError(
                 f"--bce_threshold works only with --loss bce, but the loss is {self.loss}."
             )
-        self.model_arguments()  # only for its error
-        # These write files, or look for files, in the output folder.
-        writing = {
+        self.model_arguments()  # raises UserError if the text is not an object in JSON
+        # These options write files, or look for files, in the output folder.
+        needs_output = {
             "resume auto": self.resume == "auto",
             "checkpoint_every": self.checkpoint_every,
             "sample_log": self.sample_log,
         }
-        for name, is_on in writing.items():
-            if is_on and self.output is None:
+        for name, is_set in needs_output.items():
+            if is_set and self.output is None:
                 raise UserError(f"--{name} needs --output DIR.")
 
     def model_arguments(self) -> Dict[str, Any]:
@@ -416,7 +428,7 @@ class Options:
 
     @property
     def request(self) -> decisions.Request:
-        """Return the options that the ranks' decisions depend on."""
+        """Return the options that the decisions of the ranks depend on."""
         return decisions.Request(
             model=self.model,
             batch=self.per_node_batch_size,
@@ -431,7 +443,7 @@ class Options:
 
     @property
     def family(self) -> str:
-        """Return the family of the optimizer."""
+        """Return the optimizer's family, SGD or ADAM of contract/strategies.py."""
         return OPTIMIZERS[self.optimizer].family
 
     @property
@@ -441,20 +453,21 @@ class Options:
 
     @property
     def phases(self) -> strategies.Phases:
-        warmup, is_chosen = self.warmup_epochs, self.sync_warmup is not None
-        if self.sync_warmup is not None:
-            warmup = self.sync_warmup
+        """Return the run's length and its warm-up with exact sums. Without --sync_warmup, the sums
+        are exact for as long as the learning rate warms up."""
+        is_chosen = self.sync_warmup is not None
+        warmup = self.warmup_epochs if self.sync_warmup is None else self.sync_warmup
         return strategies.Phases(self.epochs, warmup, self.family, is_chosen)
 
     @property
     def results(self) -> Dict[str, str]:
-        """Return the files to write with a trained model, by the names of their options."""
+        """Return {name of an option in RESULTS: file to write} of the options that were typed."""
         files = {name: getattr(self, name) for name in RESULTS}
         return {name: file for name, file in files.items() if file}
 
     @property
     def generated(self) -> bool:
-        """Return whether images are generated instead of loaded."""
+        """Return whether the trainer trains on noise, and loads no images."""
         return bool(self.trial) and not (self.data or self.results)
 
     @property
@@ -467,22 +480,26 @@ ENTRIES = options_of(Options)
 
 
 def in_words_of_make(text: str) -> str:
-    """Return a sentence of the trainer with its options as they are typed after make: BATCH=0
-    rather than --per_node_batch_size 0, ARGS=--sync_bn rather than --sync_bn."""
+    """Return a sentence of the trainer with its options as a user of make types them."""
     for name, row in ENTRIES.items():
-        if row.make:  # a name that goes on with a dash is another option
+        if row.make:
+            # `--per_node_batch_size 0` becomes `BATCH=0`. A dash after the blank begins another
+            # option, so that this option has no value.
             text = re.sub(rf"--{name} (?=[^-\s])", f"{row.make}=", text)
         elif row.type is switch:
+            # `--sync_bn` becomes `ARGS=--sync_bn`, but `ARGS=--sync_bn` stays as it is.
             text = re.sub(rf"(?<!\S)--{name}\b", f"ARGS=--{name}", text)
     return text
 
 
 @dataclass(frozen=True)
 class Config:
-    """Hold the options of a run. Each is a variable of make, by its name in capitals. `trainer`:
-    the typed options of the trainer. `words`: the arguments of a `script`, which replaces the
-    trainer (launcher/build_script.py). `data` is "" if there is a script, or if the run trains on
-    noise. `at`, `until`: in Unix seconds."""
+    """Hold the options of a run. The name of each option in capitals is a variable of make.
+
+    `data`: "" if the run has a script, or if it trains on noise. `trainer`: the options of the
+    trainer that the user typed. `words`: the arguments of `script`, which replaces the trainer
+    (launcher/build_script.py). `at`, `until`: Unix seconds.
+    """
 
     data: str = DEFAULT_DATA
     trainer: Mapping[str, Any] = field(default_factory=dict)

@@ -1,31 +1,30 @@
 """Decide which precision the devices of a run support. The launcher applies this rule to the
-machines' GPUs before anything starts. Ranks apply it to the devices that they report to each other.
-It does not import torch.
-"""
+machines' GPUs before anything starts, and the ranks apply the rule to the devices that they report
+to each other. This file does not import torch."""
 
 from typing import Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 from contract.errors import UserError
 
-# Compute capabilities, as 10 x major + minor: the first with tensor cores (fp16), the first whose
-# tensor cores take bf16. CUDA C++ Programming Guide, "Compute Capabilities".
+# Compute capabilities, as 10 x major + minor: of the first GPUs with tensor cores (fp16), and of
+# the first with bf16. CUDA C++ Programming Guide, "Compute Capabilities".
 VOLTA, AMPERE = 70, 80
-# Bits in which convolutions and matrix products are computed, by precision.
+# {precision: bits in which convolutions and matrix products are computed}.
 BITS = {"fp32": 32, "fp64": 64, "bf16": 16, "O0": 32, "O1": 16, "O2": 16, "O3": 16}
 FP16 = tuple(name for name, bits in BITS.items() if bits == 16 and name != "bf16")
-BF16_FLAGS = ("avx512_bf16", "amx_bf16")  # in /proc/cpuinfo
+BF16_FLAGS = ("avx512_bf16", "amx_bf16")  # in /proc/cpuinfo, of CPUs with bf16 instructions
 # oneDNN may use these instructions if ONEDNN_MAX_CPU_ISA contains one of these words.
 BF16_LIMITS = ("BF16", "AMX", "FP16", "AVX10", "ALL", "DEFAULT")
 
 
 class Device(NamedTuple):
-    """Describe what one rank computes on, in plain values that travel as JSON."""
+    """Describe the device of a rank in plain values, which ranks send to each other as JSON."""
 
     host: str
     kind: str  # "cuda" or "cpu"
     name: str
     sm: int = 0  # compute capability of a GPU: 86 is 8.6
-    bf16: bool = False  # for a CPU: it has the instructions, and oneDNN may use them
+    bf16: bool = False  # the CPU has the instructions, and oneDNN may use them
     torch: str = ""
     cuda: Optional[str] = None  # the version that torch was built for
 
@@ -34,7 +33,7 @@ class Device(NamedTuple):
 
 
 class Level(NamedTuple):
-    """A level of precision; `reason` is one clause for people."""
+    """A precision that was decided for a run. `reason`: one clause for people."""
 
     name: str
     reason: str
@@ -44,8 +43,8 @@ def resolve(
     precision: str, devices: Sequence[Device], emulate: bool = False, is_earlier: bool = False
 ) -> Level:
     """Return the level of a run on the devices of its ranks: `precision`, or for `auto` the best
-    level that all devices have in hardware. `emulate`: allow bf16 without hardware support;
-    `is_earlier`: the run began with this level. Raises UserError with the device that lacks it."""
+    level that all devices have in hardware. `emulate`: allow bf16 without hardware support.
+    `is_earlier`: the run began with this precision. Raises UserError if a device lacks it."""
     refuse_mixture(devices)
     best = best_level(devices)
     if precision == "auto":
@@ -54,7 +53,7 @@ def resolve(
         reason = explain_lack(device, precision, emulate)
         if reason:
             remedy = f"use {best.name}" + (
-                ", or add --emulate to accept the slow emulation" * (precision == "bf16")
+                ", or add --emulate, which is slow" * (precision == "bf16")
             )
             if is_earlier:
                 remedy = f"the run keeps its first precision: omit {device.host}"
@@ -67,9 +66,8 @@ def resolve(
 
 
 def refuse_mixture(devices: Sequence[Device]) -> None:
-    """Raise UserError if there are GPUs and CPUs. They communicate over different backends, and
-    would wait for each other."""
-    # NCCL connects GPUs, and gloo connects CPUs.
+    """Raise UserError if some ranks compute on GPUs and others on CPUs."""
+    # NCCL connects GPUs and gloo connects CPUs, so the two groups would wait for each other.
     on_gpu = [device for device in devices if device.kind == "cuda"]
     on_cpu = [device for device in devices if device.kind == "cpu"]
     if on_gpu and on_cpu:
@@ -81,7 +79,7 @@ def refuse_mixture(devices: Sequence[Device]) -> None:
 
 
 def best_level(devices: Sequence[Device]) -> Level:
-    """Return the best level that all devices have in hardware. They are all GPUs or all CPUs."""
+    """Return the best level that all devices have in hardware. `devices`: all GPUs, or all CPUs."""
     if any(device.kind == "cpu" for device in devices):
         return Level("fp32", "CPUs compute in fp32")
     without_tensor_cores = [device for device in devices if device.sm < VOLTA]
@@ -90,7 +88,7 @@ def best_level(devices: Sequence[Device]) -> Level:
     only_fp16 = [device for device in devices if not has_bf16(device)]
     if not only_fp16:
         return Level("bf16", "every GPU has it in hardware")
-    # A GPU may have bf16 although its torch does not.
+    # The hardware of all these GPUs has bf16, but the torch of some does not.
     if all(device.sm >= AMPERE for device in only_fp16):
         return Level("O1", explain_torch_without_bf16(only_fp16[0]))
     only_fp16 = [device for device in only_fp16 if device.sm < AMPERE]
@@ -129,7 +127,7 @@ def torch_has_bf16(device: Device) -> bool:
 
 
 def explain_torch_without_bf16(device: Device) -> str:
-    return f"torch {device.torch} of {device.host} for CUDA {device.cuda} has no bf16"
+    return f"torch {device.torch} on {device.host}, built for CUDA {device.cuda}, has no bf16"
 
 
 def cpu_has_bf16(flags: Iterable[str], environ: Mapping[str, str]) -> bool:

@@ -1,19 +1,19 @@
-"""Name the records of a run: files of nodes/<host>/ that grow by whole lines
-(docs/run-directory.md)."""
+"""Name the records of a run, files of nodes/<host>/ that grow by whole lines
+(docs/run-directory.md), the categories of a rank's time, and the counters of its sums."""
 
 import re
 from typing import Iterable, List, NamedTuple, Tuple
 
 
 class Category(NamedTuple):
-    """Describe something that a rank spends time on. `kind`: COMPUTE, LOCAL (other work of the
-    rank), or PEERS (waiting for other ranks); "" if it is not part of a step."""
+    """Describe a category of a rank's time. `kind`: COMPUTE, LOCAL (other work of the rank), or
+    PEERS (waiting for other ranks); "" if the category is not part of a step."""
 
-    words: str  # in the times of a run; {} is the word for samples, such as images
+    words: str  # the name in the times of a run; {} is the word for samples, such as images
     light: str  # the colour on a light page
-    dark: str
+    dark: str  # the colour on a dark page
     kind: str = ""
-    short: str = ""  # the name in the parts of a step
+    short: str = ""  # the name in the times of a step
 
 
 COMPUTE, LOCAL, PEERS = "compute", "local", "peers"
@@ -28,11 +28,12 @@ CATEGORIES = {
     "optimizer": Category("optimizer", "#2f8f78", "#56b4a0", COMPUTE, "optim."),
     "evaluate": Category("evaluation", "#8a6fb8", "#a58ad0"),
     "checkpoint": Category("checkpoints", "#8a5a00", "#c8953a"),
-    # In a script, the time from the end of its loader to the next epoch. It is not part of a step.
+    # In a script, the time from the end of its loader to the next epoch, which is in no step.
     "between_epochs": Category("work between epochs", "#6f7d1f", "#b3c25a", short="between"),
     "other": Category("other", "#5b6671", "#a3afba", LOCAL, "other"),
 }
-# No rank records these: the two parts of `sync_exposed`, and wall time outside all categories.
+# Categories that no rank records: the two parts of `sync_exposed`, which the report computes, and
+# wall time outside all categories.
 DERIVED = {
     "network": CATEGORIES["sync_exposed"]._replace(short="network"),
     "peers": Category("waiting for slower ranks", "#8c2f5c", "#c9689d", PEERS, "slower"),
@@ -52,7 +53,7 @@ def of_kind(*kinds: str) -> Tuple[str, ...]:
 SUM_COUNTERS = ("pid", "entered", "bucket", "passes", "first", "newest", "queued", "completed")
 SUM_BYTES = 8 * len(SUM_COUNTERS)
 
-# Newer torch begins each line of a rank's traceback with its rank.
+# Newer torch begins each line of a rank's traceback with `[rank0]: `.
 RANK = re.compile(r"^\[rank\d+\]:\s?")
 PIECE = 1 << 15  # bytes of a file that a guard sends at once (launcher/node/records.py)
 

@@ -12,13 +12,13 @@ MARK = "tandem-result "
 
 
 def result_line(**facts: str) -> str:
-    """Return the line with these facts; "" if nobody reads it. `run`: the name of a run that has
-    begun; `waits`: why it has not; `refused`: why it never will."""
+    """Return the line with these facts; "" if no program reads the output. `run`: the name of a run
+    that has begun; `waits`: why the run has not begun yet; `refused`: why it will not begin."""
     return f"{MARK}{json.dumps(facts)}\n" if os.environ.get(WANTED) else ""
 
 
 def read_results(text: str) -> Dict[str, str]:
-    """Return the facts of all result lines in what a launcher printed; later ones count."""
+    """Return the facts of all result lines in a launcher's output. Later facts replace earlier."""
     facts: Dict[str, Any] = {}
     for line in text.splitlines():
         if line.startswith(MARK):

@@ -1,7 +1,8 @@
 """Name runs, and read and write the predictions of `make plan`.
 
-The report writes the file of a prediction, and the launcher reads it before a run: for SYNC=auto,
-to warn if the run will be slower than one machine, and to compare the prediction with the result.
+The report writes the file of a prediction. The launcher reads that file before a run, to choose the
+strategy (SYNC=auto), to warn if the run will be slower than one machine, and to compare the
+prediction with the result.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from typing import Any
 
 from contract.text import read_text
 
-# The version of a run's records (docs/run-directory.md). It grows if older runs cannot be compared
-# with newer ones, because a setting is new or has another meaning.
+# The version of a run's records (docs/run-directory.md). A new version means that older runs cannot
+# be compared with newer runs, because a setting is new or has another meaning.
 RECORD = 2
+TIME_FORMAT = "%Y%m%dT%H%M%SZ"  # UTC, in the names of runs
 RUNS = "runs"  # the folder with the folders of all runs, in the checkout and on each machine
 MEASURED = "measured"  # the folder below runs/ with measurements without a run
 
@@ -30,8 +32,8 @@ def folder_on_machine(node_dir: str, run: str) -> str:
 
 
 def short_name(model: str) -> str:
-    """Return a model's name in the names of recipes: without the file or module of a function."""
-    # Of path/file.py:function, and of timm:NAME.
+    """Return a model's name in the names of recipes, without its file, module or library."""
+    # `resnet50` of resnet50, of path/file.py:resnet50, and of timm:resnet50.
     return model.rpartition(":")[2]
 
 
@@ -41,22 +43,24 @@ def slug(model: str) -> str:
 
 
 def run_id(model: str, nodes: int, unix: float) -> str:
-    """Return `<UTC time>-<model>-<N>n`."""
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(unix))
+    """Return the name of a run, such as 20261130T051500Z-resnet50-4n."""
+    stamp = time.strftime(TIME_FORMAT, time.gmtime(unix))
     return f"{stamp}-{slug(model)}-{nodes}n"
 
 
 def begin_unix(run: str) -> float:
-    """Return the time in a run's name, in Unix seconds: it began then, or was waiting to begin."""
-    return float(calendar.timegm(time.strptime(run[:16], "%Y%m%dT%H%M%SZ")))
+    """Return the time in a run's name, in Unix seconds: when the run began, or began to wait."""
+    return float(calendar.timegm(time.strptime(run.partition("-")[0], TIME_FORMAT)))
 
 
 def bump_second(run: str) -> str:
-    """Return the name of a run that begins a second later, if the name is taken."""
-    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(begin_unix(run) + 1)) + run[16:]
+    """Return the name of a run that begins a second later, for use if the name is taken."""
+    _, dash, model_and_nodes = run.partition("-")
+    return time.strftime(TIME_FORMAT, time.gmtime(begin_unix(run) + 1)) + dash + model_and_nodes
 
 
 def may_be_a_run(name: str) -> bool:
+    """Return whether a folder with this name may be a run's."""
     return bool(re.fullmatch(r"\d{8}T\d{6}Z-[A-Za-z0-9_-]+", name))
 
 
@@ -69,14 +73,14 @@ def prediction_path(runs: Path, model: str, nodes: int) -> Path:
     return runs / f"plan-{slug(model)}-{nodes}n.json"
 
 
-DAYS = 7  # older measurements are not used
-SCRIPT_DAYS = 30  # of a script, which no command measures anew
+DAYS = 7  # measurements of more days ago are not used
+SCRIPT_DAYS = 30  # the same for a script, which no command measures again
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Hold the settings that a step's time depends on. In the setting of a planned run, None and
-    precision `auto` match every value."""
+    """Hold the settings that the time of a step depends on. In the setting of a planned run, None
+    and the precision `auto` match every value."""
 
     model: str
     batch: int | None = None  # images per node and step
@@ -87,7 +91,8 @@ class Setting:
 
 def still_applies(measured: Setting, planned: Setting, nodes: int) -> bool:
     """Return whether measurements apply to a run on `nodes` machines. Measurements of single
-    machines (`measured.machines`) apply only to these; a run's mean step applies to all."""
+    machines (`measured.machines`) apply only to these machines. A run's mean step applies to
+    all."""
     return (
         measured.model == planned.model
         and planned.batch in (None, measured.batch)
@@ -104,7 +109,7 @@ def is_fresh(unix: float, days: int = DAYS) -> bool:
 @dataclass(frozen=True)
 class Prediction:
     """Hold a prediction. `speeds`: images/s of all machines together, by (strategy, number of
-    machines). One machine is equally fast with each strategy, so it has only one row."""
+    machines). One machine is equally fast with each strategy, so the number 1 has only one row."""
 
     made_unix: float
     speeds: dict[tuple[str, int], float]
@@ -124,9 +129,9 @@ def prediction_text(
     rows: list[dict[str, Any]],
     **notes: Any,
 ) -> str:
-    """Return the text of a prediction's file. `measured_unix`: when the machines were measured
-    separately; None if a run was measured, whose prediction is valid from now. `rows` have `nodes`,
-    `sync` and `images_per_second`. `notes` are for people; `prediction_in` does not read them."""
+    """Return the text of a prediction's file. `measured_unix`: when the machines were measured, or
+    None if the prediction comes from a run, which stays valid. Each of `rows` has `nodes`, `sync`
+    and `images_per_second`. `notes`: for people; `prediction_in` does not read them."""
     now_unix = time.time()
     times = {"made_unix": now_unix, "measured_unix": measured_unix or now_unix}
     document = {**asdict(measured), **times, **notes, "nodes": nodes, "rows": rows}
@@ -141,7 +146,7 @@ UNREADABLE = (
 
 
 def read_prediction(path: Path) -> dict[str, Any] | None:
-    """Return the content of a prediction's file; None if there is none, or it is damaged."""
+    """Return the content of a prediction's file; None if the file is missing or damaged."""
     try:
         document = json.loads(read_text(path))
     except UNREADABLE:
@@ -164,7 +169,7 @@ def prediction_in(
             machines=tuple(document["machines"]),
         )
         measured_unix = float(document["measured_unix"])
-        # Older measurements may be of another driver, cable or torch.
+        # Old measurements may be of another driver, cable or torch.
         if not (still_applies(measured, planned, nodes) and is_fresh(measured_unix)):
             return None
         speeds = {

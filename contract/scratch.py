@@ -1,7 +1,6 @@
-"""Make temporary folders that nobody has to clean up. A program that makes one first removes the
-folders of its user whose makers were killed. Standard library: it also runs on machines without
-packages.
-"""
+"""Make temporary folders that nobody has to clean up. A program that makes a folder first removes
+the folders of its user whose makers were killed. Standard library, because guards call this code on
+machines without packages."""
 
 import contextlib
 import fcntl
@@ -17,8 +16,8 @@ LOCK = ".maker"
 
 
 def make_scratch() -> Tuple[str, int]:
-    """Make a folder among the temporary files, and return its path and its lock, a file
-    descriptor that stays open as long as the folder is needed. Raises OSError."""
+    """Make a folder among the temporary files. Returns its path and its lock, a file descriptor
+    that must stay open as long as the folder is needed. Raises OSError."""
     remove_abandoned()
     while True:
         folder = tempfile.mkdtemp(prefix=PREFIX)
@@ -47,7 +46,7 @@ def _remove_if_abandoned(folder: "os.DirEntry[str]") -> None:
     descriptor = os.open(f"{folder.path}/{LOCK}", os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The lock is ours now, so nobody uses the folder.
+        # This process has the lock now, so no maker uses the folder.
         shutil.rmtree(folder.path, ignore_errors=True)
     finally:
         os.close(descriptor)

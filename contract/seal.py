@@ -1,7 +1,6 @@
-"""Seal the words of a run's folder that RESUME would run: a script, a model, a list of machines (an
-executable one is a program), the cells of a sweep. A folder of runs may come from elsewhere, so
-RESUME trusts only what this user wrote from this checkout.
-"""
+"""Seal the words of a run's folder that RESUME would run: a script, a model, an inventory (which
+may be a program), and the cells of a sweep. A folder of runs may come from another person, so
+RESUME trusts only what this user wrote from this checkout."""
 
 import contextlib
 import hmac
@@ -14,12 +13,12 @@ from typing import Any
 
 from contract.text import write_whole
 
-KEYS = Path(__file__).resolve().parents[1] / ".tandem"
-BYTES = 32
+KEYS = Path(__file__).resolve().parents[1] / ".tandem"  # the folder with the users' keys
+BYTES = 32  # of a key
 
 
 def seal(words: Any) -> str:
-    """Return the seal of plain values; "", which `holds` rejects, if no key can be stored here."""
+    """Return the seal of plain values; "", which `holds` rejects, if no key can be stored."""
     path = KEYS / f"seal-{os.getuid()}"  # each user of the checkout has a key
     key = _read_key(path)
     if not key:

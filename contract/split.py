@@ -1,11 +1,10 @@
-"""Split samples: an epoch into steps, a step over the ranks, a rank's share into micro-batches.
+"""Split samples: an epoch into steps, a step over the ranks, a rank's share into micro-batches. The
+trainer calls these functions in each step, and the launcher rejects batches that cannot be split.
 
-These are pure functions of their arguments, without torch: the launcher uses them to reject batches
-that cannot be split. They do not depend on the number of ranks before: a run resumes at any
-position of an epoch on another number of ranks, and still uses each sample exactly once.
-
-The invariants of every split: its parts add up to the whole, all ranks compute the same parts, and
-no part is exactly one sample if there are two.
+The functions depend only on their arguments. So a run may resume at any position of an epoch on
+another number of ranks, and still uses each sample exactly once. The invariants of every split: the
+parts add up to the whole, and all ranks compute the same parts. If there are at least two samples,
+no part is a single sample.
 """
 
 import math
@@ -16,34 +15,32 @@ from contract.errors import UserError
 
 # Batch normalisation cannot compute a variance from one sample, so no rank gets exactly one.
 SMALLEST = 2
-# Machines whose speeds differ by less get equal parts: they are not measured much better than that.
+# Machines whose speeds differ by less get equal batches: measurements are not much more exact.
 MIN_SPEED_RATIO = 1.10
-SCALE = 1000  # the fastest machine's weight
+LARGEST_WEIGHT = 1000  # of the fastest machine
 
 
 def weights_of(speeds: Sequence[float]) -> Tuple[int, ...]:
-    """Return the weights of machines with these speeds in images/s; none if the speeds are nearly
+    """Return the weights of machines with these speeds in images/s; () if the speeds are nearly
     equal."""
     fastest = max(speeds, default=0.0)
     if not speeds or fastest <= MIN_SPEED_RATIO * min(speeds):
         return ()
-    return tuple(max(1, round(SCALE * speed / fastest)) for speed in speeds)
+    return tuple(max(1, round(LARGEST_WEIGHT * speed / fastest)) for speed in speeds)
 
 
-def even_parts(count: int, parts: int) -> List[int]:
-    """Split `count` into `parts` sizes that differ by at most one, larger ones first."""
-    return [count // parts + (part < count % parts) for part in range(parts)]
+def even_parts(count: int, number: int) -> List[int]:
+    """Split `count` into `number` sizes that differ by at most one, larger sizes first."""
+    return [count // number + (index < count % number) for index in range(number)]
 
 
 def node_batches(
     per_node: int, ranks_of_nodes: Sequence[int], weights: Sequence[int] = ()
 ) -> List[int]:
-    """Return the samples of each node per step: `per_node`, or in proportion to `weights` with the
-    same sum. No node gets fewer than its ranks need. Raises UserError if a rank would get no
-    sample, or one of several ranks only one, and for weights that are not a number from 1 for each
-    node.
-    """
-    # A single rank may have a batch of one, and then uses the running statistics.
+    """Return the samples of each node per step: `per_node`, or with the same sum in proportion to
+    `weights`. No node gets fewer than its ranks need. Raises UserError if one of several ranks
+    would get fewer than SMALLEST samples, and unless each node has a weight of at least 1."""
+    # A single rank may have a batch of one sample, and then uses the running statistics.
     smallest = SMALLEST if sum(ranks_of_nodes) > 1 else 1
     floors = [smallest * ranks for ranks in ranks_of_nodes]
     least = max(floors)
@@ -63,9 +60,9 @@ def node_batches(
 
 
 def share(count: int, weights: Sequence[int], floors: Sequence[int]) -> List[int]:
-    """Divide `count` samples in proportion to weights, but give nobody less than its floor."""
-    # Nodes whose proportion is below their floor get the floor. That leaves less for the remaining
-    # nodes, of which another one may then be below its floor.
+    """Divide `count` samples in proportion to the nodes' weights, but not below their floors."""
+    # A node whose proportion is below its floor gets the floor. That leaves fewer samples for the
+    # remaining nodes, so that the next turn may find another node below its floor.
     samples, nodes = count, set(range(len(weights)))
     batches = [0] * len(weights)
     while True:
@@ -76,8 +73,8 @@ def share(count: int, weights: Sequence[int], floors: Sequence[int]) -> List[int
         for node in short:
             batches[node] = floors[node]
         samples, nodes = samples - sum(floors[node] for node in short), nodes - short
-    # The remaining nodes share in proportion. Differences of rounded running sums add up to the
-    # whole. All are integers, so that every machine computes the same.
+    # The remaining nodes share in proportion: each gets the difference of two rounded running sums,
+    # so that they add up to the whole. With integers every machine computes the same.
     running_weight, begin = 0, 0
     for node in sorted(nodes):
         running_weight += weights[node]
@@ -99,9 +96,9 @@ def rank_weights(weights: Sequence[int], ranks_of_nodes: Sequence[int]) -> List[
 def rank_batches(
     per_node: int, places: Sequence[Tuple[object, int]], weights: Sequence[int] = ()
 ) -> Tuple[int, ...]:
-    """Return the samples of each rank per step: each node's batch (node_batches) split over its
-    ranks, the remainder to the first ones. `places[rank]` is (node, local rank). `weights` are in
-    the order of the nodes' first ranks."""
+    """Return the samples of each rank per step: each node's batch (node_batches), split over the
+    node's ranks. The first ranks get the remainder. `places[rank]`: (node, local rank). `weights`:
+    in the order of the nodes' first ranks."""
     ranks_of = Counter(node for node, _ in places)
     batches = node_batches(per_node, list(ranks_of.values()), weights)
     sizes = {node: even_parts(size, ranks_of[node]) for node, size in zip(ranks_of, batches)}
@@ -109,9 +106,8 @@ def rank_batches(
 
 
 def steps_per_epoch(count: int, global_batch: int, minimum: int = SMALLEST) -> int:
-    """Return the number of steps for `count` samples. No step has more than `global_batch` or fewer
-    than `minimum` samples. If both are impossible (3 samples, batches of 2), the minimum has
-    priority."""
+    """Return the number of steps for `count` samples. Each has at most `global_batch` and at least
+    `minimum` samples. If that is impossible (3 samples, batches of 2), the minimum has priority."""
     steps = -(-count // global_batch)  # rounded up
     return steps if count // steps >= minimum else max(1, count // minimum)
 
@@ -119,10 +115,9 @@ def steps_per_epoch(count: int, global_batch: int, minimum: int = SMALLEST) -> i
 def step_size(position: int, count: int, global_batch: int, minimum: int = SMALLEST) -> int:
     """Return the samples of the step that begins at `position` of an epoch of `count` samples.
 
-    The steps of an epoch are as equal as possible, the smaller ones first. A last step with only
-    the remainder would move the weights as far as a full one, by the gradient and the batch
-    statistics of a few samples. The size depends only on the number of samples left, so a resumed
-    run continues in the same way.
+    The steps of an epoch are as equal as possible, smaller steps first. A last step with only the
+    remainder would change the weights as much as a full step, based on a few samples. The size
+    depends only on the number of remaining samples, so a resumed run continues in the same way.
     """
     remaining = count - position
     return remaining // steps_per_epoch(remaining, global_batch, minimum)
@@ -143,16 +138,14 @@ def split_batch(count: int, weights: Sequence[int], minimum: int = SMALLEST) -> 
         raise ValueError(
             f"{count} samples cannot be split in the ratio {weights} with at least {minimum} each"
         )
-    # Ranks that are not active keep 0 samples.
-    sizes = [0] * len(weights)
+    sizes = [0] * len(weights)  # ranks that are not active keep 0 samples
     spare = count - minimum * len(active)
     excess = {rank: weights[rank] - minimum for rank in active}
     if not any(excess.values()):
         excess = dict.fromkeys(active, 1)
     total, begin = sum(excess.values()), 0
     for rank in active:
-        # Differences of rounded-up running sums add up to the whole. All are integers, so that
-        # every machine computes the same.
+        # Differences of running sums that are rounded up (-a // b) add up to the whole.
         end = begin + excess[rank]
         sizes[rank] = minimum + -spare * begin // total - -spare * end // total
         begin = end

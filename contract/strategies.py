@@ -1,11 +1,9 @@
 """Define the strategies of `--sync`, NAME[:ARG]: their names, the bytes that they send, and whether
-they are exact.
+they are exact. RULES is the only list of strategies. The sums themselves are in tandem/sync/: a new
+strategy is one entry here and one class there.
 
-This is the only list of strategies. It does not import torch, because the launcher and the report
-read it, too. `RULES` maps each name to its entry; a new strategy is one entry here and one class in
-`tandem/sync/`.
-
-Units: bytes and steps; `world` is the number of participants in an exchange: ranks, or machines.
+This file does not import torch, because the launcher and the report read it, too. Units: bytes and
+steps. `world` is the number of participants in an exchange: ranks, or machines.
 """
 
 import math
@@ -17,21 +15,23 @@ from contract.errors import UserError
 # The default bucket_cap_mb of DistributedDataParallel.
 BUCKET_MB = 25
 MIB = 2**20
-# The warm-up of the learning rate, and of exact sums before a strategy that omits bits.
+# By default the learning rate warms up for this long, and the sums are exact for as long before a
+# strategy begins that omits bits.
 WARMUP_EPOCHS = 1.0
-# Families of optimizers: those that divide by the root of a running mean of squares, and others.
+# Families of optimizers. ADAM divides by the root of a running mean of squares, and SGD does not.
 SGD, ADAM = "sgd", "adam"
-# BLOCK values share a scale of 16 bits. Parts are padded to a multiple of UNIT values, which fills
+# A strategy with levels, such as ef:5, sends a gradient as a code of one of the levels. A block of
+# BLOCK values shares a scale of 16 bits. A shard is padded to a multiple of UNIT values, which fill
 # whole bytes with 1, 2, 3 or 5 values a byte.
 BLOCK = 256
 UNIT = 15 * BLOCK
-# Values per byte, by the number of levels of a value.
+# {number of levels: values per byte}.
 PACKED = {3: 5, 5: 3, 15: 2, 255: 1}
-# The scale of the levels of `ef`. peak: the largest value of the block; own: in addition a scale
-# for each value, from sums that all ranks received. auto: own for Adam's family.
+# SCALE of `ef`. peak: the scale is the largest value of the block. own: in addition each value has
+# a scale of its own, computed from sums that all ranks received. auto: own for ADAM, else peak.
 AUTO, PEAK, OWN = "auto", "peak", "own"
-# Bits per value on the wire after zstd, by levels and scale, sizes of blocks included: the largest
-# of codes of real runs. For 15 and 255 levels, codes of normal numbers.
+# {(levels, scale): bits per value on the wire after zstd}, sizes of blocks included. For 3 and 5
+# levels, the largest of the measurements of real runs; for 15 and 255, of normal random numbers.
 CODED_BITS = {
     (3, PEAK): 1.06,
     (3, OWN): 1.56,
@@ -46,7 +46,8 @@ CODED_BITS = {
 
 @dataclass(frozen=True)
 class Payload:
-    """Hold the size of a step's gradients: `bytes` bytes in `width`-byte numbers."""
+    """Hold the size of a step's gradients. `bytes`: of all gradients, in numbers of `width` bytes.
+    `bucket`: bytes of a bucket, whose values are summed together."""
 
     bytes: float
     bucket: float = BUCKET_MB * MIB
@@ -63,14 +64,14 @@ class Payload:
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a strategy; if `default` is None, it must be given."""
+    """Describe an argument of a strategy. An argument without `default` must be typed."""
 
     name: str
     choices: Tuple[str, ...]
     default: Optional[str] = None
 
     def check(self, text: str, usage: str, by: str) -> str:
-        """Return the text if it is one of the choices. Raises UserError."""
+        """Return the text if it is a choice. Raises UserError. `by`: the option's name."""
         if text not in self.choices:
             raise UserError(
                 f"{by} {usage}: {self.name} is one of {', '.join(self.choices)}, not {text!r}."
@@ -82,10 +83,11 @@ class Argument:
 class Rule:
     """Describe all strategies with one name.
 
-    `exact`: the result is the sum in the gradients' own precision. `hierarchical`: the ranks of a
-    machine first sum among themselves, and machines exchange these sums. `sent`: bytes that each
-    participant sends for a payload. `bucket_mb`: size of the gradient buckets without --bucket_mb.
-    `warms`: the first --sync_warmup epochs are exact. `usual`: the specs that a prediction shows.
+    `exact`: the result is the sum in the precision of the gradients. `sent`: returns the bytes that
+    each participant of a world sends for a payload. `bucket_mb`: the size of a gradient bucket
+    without --bucket_mb. `hierarchical`: the ranks of a machine first sum among themselves, and then
+    machines exchange these sums. `warms`: the first --sync_warmup epochs can be exact. `usual`: the
+    specs that a prediction compares.
     """
 
     name: str
@@ -100,10 +102,11 @@ class Rule:
 
     @property
     def usage(self) -> str:
+        """Return the form of a spec for people: `ef:LEVELS[:SCALE]`."""
         names = [self.name]
         for argument in self.arguments:
             names.append(argument.name if argument.default is None else f"[{argument.name}]")
-        return ":".join(names).replace(":[", "[:")
+        return ":".join(names).replace(":[", "[:")  # the colon is optional, too
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class Strategy:
 
     @property
     def spec(self) -> str:
-        """Return NAME[:ARG] as a person writes it, without default values."""
+        """Return NAME[:ARG] as a person writes it, without default values: `ef:5`."""
         words = list(self.arguments)
         while words and words[-1] == self.rule.arguments[len(words) - 1].default:
             words.pop()
@@ -129,23 +132,22 @@ class Strategy:
     def exact(self) -> bool:
         return self.rule.exact
 
-    def of(self, family: Optional[str]) -> "Strategy":
-        """Return a copy with the scale that `auto` means with an optimizer of this family (None: of
-        an unknown one)."""
+    def for_family(self, family: Optional[str]) -> "Strategy":
+        """Return a copy with the scale that `auto` means for this family (None: unknown)."""
         if SCALE not in self.rule.arguments or self.arguments[1] != AUTO:
             return self
         return Strategy(self.rule, (self.arguments[0], PEAK if family == SGD else OWN))
 
     def begins_exact(self, family: Optional[str]) -> bool:
-        """Return whether runs with such an optimizer begin with exact sums by default. They do not
-        need them if bench/accuracy/PROTOCOL.md found no loss without them."""
-        return self.rule.warms and (family, self.of(family).spec) not in BEGIN_CODED
+        """Return whether runs with this family of optimizers begin with exact sums by default. A
+        strategy of BEGIN_CODED does not, because its runs lost nothing without exact sums."""
+        return self.rule.warms and (family, self.for_family(family).spec) not in BEGIN_CODED
 
     def bytes_per_step(self, machines: int, payload: Payload, gpus: int = 1) -> float:
-        """Return the bytes that each machine sends to other machines in a step. `gpus`: ranks per
-        machine. (A ring over all ranks leaves each machine once, regardless of its ranks.)"""
+        """Return the bytes that each machine sends to others in a step. `gpus`: its ranks."""
         if machines == 1:  # its ranks use the PCIe bus, not the network
             return 0.0
+        # A ring over all ranks leaves each machine once. So a machine sends as much as one rank.
         return self.rule.sent(self, machines * (1 if self.rule.hierarchical else gpus), payload)
 
 
@@ -158,32 +160,32 @@ def ring_bytes(world: int, payload: float) -> float:
     return 2 * (world - 1) / world * payload
 
 
-def _summed_in(width: Optional[int]) -> Callable[[Strategy, int, Payload], float]:
-    """Return `sent` of an all-reduce of `width`-byte numbers, or of the payload's width if None."""
-    return lambda _, world, payload: ring_bytes(world, payload.values * (width or payload.width))
+def _sent_in_16_bits(_: Strategy, world: int, payload: Payload) -> float:
+    """Return `sent` of an all-reduce of numbers of 16 bits."""
+    return ring_bytes(world, payload.values * 2)
 
 
 def shard_size(values: float, world: int) -> int:
-    """Return the number of values that each rank owns of a bucket of `values`, with padding."""
-    # Whole units, so that every rank packs whole bytes and whole blocks of scales.
+    """Return the number of values of a bucket that each rank sums: its shard, with padding."""
+    # Shards consist of whole units, so that every rank packs whole bytes and whole blocks.
     return math.ceil(values / world / UNIT) * UNIT
 
 
 def coded_bytes(values: int, levels: int) -> float:
-    """Return the bytes of `values` numbers of `levels` levels, including the scales of their
-    blocks, before entropy coding."""
+    """Return the bytes of `values` numbers of `levels` levels before entropy coding, including a
+    scale of 2 bytes for each block."""
     return values / PACKED[levels] + values / BLOCK * 2
 
 
-def _exchanged_shards(strategy: Strategy, world: int, payload: Payload) -> float:
-    """Return `sent` of `ef`: each rank sends every other rank the values of that rank's shard, and
-    later the sum of its own shard."""
-    levels, scale = strategy.of(None).arguments
+def _sent_as_shards(strategy: Strategy, world: int, payload: Payload) -> float:
+    """Return `sent` of `ef`. Each participant sends each other participant the values of the
+    receiver's shard, and later the sum of its own shard."""
+    levels, scale = strategy.for_family(None).arguments
     shard = shard_size(payload.values / payload.buckets, world)
     return 2 * (world - 1) * payload.buckets * shard * CODED_BITS[int(levels), scale] / 8
 
 
-# As a strategy, AUTO is only for the launcher, which replaces it before anything starts.
+# As SCALE, AUTO depends on the optimizer. `--sync auto` is another word: see decisions.py.
 SCALE = Argument("SCALE", (AUTO, PEAK, OWN), default=AUTO)
 
 RULES: Dict[str, Rule] = {
@@ -193,21 +195,21 @@ RULES: Dict[str, Rule] = {
             "allreduce",
             "the sum in the gradients' own precision",
             exact=True,
-            sent=_summed_in(None),
+            sent=lambda _, world, payload: ring_bytes(world, payload.bytes),
             usual=("allreduce",),
         ),
         Rule(
             "bf16",
-            "gradients travel as bf16 and are summed in it",
+            "gradients are sent and summed as bf16",
             exact=False,
-            sent=_summed_in(2),
+            sent=_sent_in_16_bits,
             usual=("bf16",),
         ),
         Rule(
             "fp16",
-            "gradients travel as fp16 and are summed in it",
+            "gradients are sent and summed as fp16",
             exact=False,
-            sent=_summed_in(2),
+            sent=_sent_in_16_bits,
             usual=("fp16",),
         ),
         Rule(
@@ -215,7 +217,7 @@ RULES: Dict[str, Rule] = {
             "each gradient value is rounded to one of a few levels, and the rounding error "
             "is added to the next step",
             exact=False,
-            sent=_exchanged_shards,
+            sent=_sent_as_shards,
             arguments=(Argument("LEVELS", tuple(map(str, sorted(PACKED)))), SCALE),
             bucket_mb=8,
             hierarchical=True,
@@ -225,10 +227,10 @@ RULES: Dict[str, Rule] = {
     )
 }
 EXACT = "allreduce"
-# Strategies that lose nothing without exact first steps, with the family of the optimizer.
+# {(family of optimizers, spec)} of runs that lost nothing without exact sums (bench/accuracy).
 BEGIN_CODED = {(SGD, "ef:5:peak")}
-# The first key of a rank's state that tandem.sync.attach saves. A file with nothing else is not a
-# checkpoint that a script could resume from.
+# The first key of the state that tandem.sync.attach saves for a rank. A file with only this state
+# is not a checkpoint that a script could resume from.
 ATTACHED = "tandem.sync.attach"
 
 
@@ -244,8 +246,11 @@ class Phases:
     chosen: bool = False
 
     def exact_epochs(self, strategy: Strategy) -> float:
-        exact = strategy.rule.warms if self.chosen else strategy.begins_exact(self.family)
-        return self.warmup if exact else 0.0
+        """Return the number of epochs that begin with exact sums."""
+        begins_exact = strategy.begins_exact(self.family)
+        if self.chosen:
+            begins_exact = strategy.rule.warms
+        return self.warmup if begins_exact else 0.0
 
     def exact_share(self, strategy: Strategy) -> float:
         """Return the share of the run's steps that is warm-up, from 0 to 1."""
@@ -253,7 +258,7 @@ class Phases:
 
     def mean(self, strategy: Strategy, seconds: float, exact_seconds: float) -> float:
         """Return the mean seconds of a step over the whole run. `seconds`: of a step after the
-        warm-up; `exact_seconds`: of a step within it."""
+        warm-up; `exact_seconds`: of a step within the warm-up."""
         share = self.exact_share(strategy)
         return share * exact_seconds + (1 - share) * seconds
 
@@ -269,7 +274,8 @@ class Phases:
 
 
 def parse(spec: str, by: str = "--sync") -> Strategy:
-    """Parse NAME[:ARG]. `by`: the option's name, for errors. Raises UserError."""
+    """Parse NAME[:ARG]. `by`: the name of the option, for errors. Raises UserError, also for
+    `auto`, which is not a strategy."""
     name, *words = spec.split(":")
     if name == AUTO:
         raise UserError(
@@ -279,7 +285,7 @@ def parse(spec: str, by: str = "--sync") -> Strategy:
     if name not in RULES:
         raise UserError(f"{by} {spec}: choose one of {usages()}.")
     rule = RULES[name]
-    # Arguments with a default may be omitted. They come after the others.
+    # Arguments with a default may be omitted. They come after the required arguments.
     least = sum(argument.default is None for argument in rule.arguments)
     if not least <= len(words) <= len(rule.arguments):
         raise UserError(f"{by} {spec}: write {rule.usage}.")
@@ -289,7 +295,7 @@ def parse(spec: str, by: str = "--sync") -> Strategy:
 
 
 def parse_or_none(spec: object) -> Optional[Strategy]:
-    """Parse NAME[:ARG], or return None if it is invalid, as a field of a machine's file may be."""
+    """Parse NAME[:ARG]. Returns None if it is invalid, as a field of a machine's file may be."""
     try:
         return parse(spec) if isinstance(spec, str) else None
     except UserError:

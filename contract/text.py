@@ -1,5 +1,5 @@
-"""Write figures for people, the same way in all tools; make text of machines safe for a terminal;
-and read files up to a size, replace them atomically, or lock them."""
+"""Write figures for people, in the same way in all tools. Make text of machines safe for a terminal
+or a table. Read files up to a size, replace files atomically, and lock files."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import stat
 from pathlib import Path
 from typing import Any, TextIO
 
-# C0, DEL, C1, and the marks that change the direction of text.
+# Characters in a class of a regex: C0, DEL, C1, and the marks that change the direction of text.
 _CONTROL = "\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069"
-_BAD = _CONTROL + "\ud800-\udfff"
-_SUSPECT = re.compile(f"[{_BAD}]")
+_UNPRINTABLE = _CONTROL + "\ud800-\udfff"
+_HAS_UNPRINTABLE = re.compile(f"[{_UNPRINTABLE}]")
 # The surrogates U+DC80 to U+DCFF are bytes of a file name that is not UTF-8. They stay.
 _UNSAFE_IN_CSV = re.compile(f"[\t\n{_CONTROL}\ud800-\udc7f\udd00-\udfff]")
-# If the list separator is a semicolon, a spreadsheet starts a cell at each one.
+# The start of a cell before =, +, -, @ or a wide form of these. If the list separator is a
+# semicolon, a spreadsheet starts a cell after each semicolon.
 _FORMULA = re.compile(r"(?:^|(?<=;))(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20])")
 _NUMBER = re.compile(r"[+-]?\d*\.?\d+(?:[eE][+-]?\d+)?", re.ASCII)
 _COLOUR = r"\x1b\[[0-9;:]{0,40}m"
@@ -25,11 +26,11 @@ _SEQUENCE = re.compile(
     r"|\x1b[\]PX^_][^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"  # a string for the terminal
     r"|(?:\x1b\[|\x9b)[0-?]{0,40}[ -/]{0,9}[@-~]"  # another command
     r"|\x1b[ -/]{0,9}[0-~]"
-    rf"|[{_BAD}]"
+    rf"|[{_UNPRINTABLE}]"
 )
 RESET = "\x1b[0m"
 _ASCII = bytes(range(32, 127))
-# The most characters and parts of a YAML document. Its reader needs half a kilobyte per part.
+# The limits of a YAML document: characters, and parts. Its reader needs half a kilobyte per part.
 SHORT, PARTS = 1 << 16, 2000
 
 
@@ -87,10 +88,10 @@ def link_speed(mbit: float) -> str:
 
 
 def clean(text: str) -> str:
-    """Remove control characters and sequences except tabs, newlines and colours. A colour ends with
-    its line. Other sequences set the window's title, write to the clipboard, move the cursor over
-    earlier output, or make the terminal type an answer."""
-    if not _SUSPECT.search(text):
+    """Remove control characters and sequences, but keep tabs, newlines, and colours in a line."""
+    # The removed sequences set the window's title, write to the clipboard, move the cursor over
+    # earlier output, or make the terminal type an answer.
+    if not _HAS_UNPRINTABLE.search(text):
         return text
     lines = [_SEQUENCE.sub(lambda match: match["colour"] or "", line) for line in text.split("\n")]
     return "\n".join(
@@ -100,24 +101,24 @@ def clean(text: str) -> str:
 
 def drop_controls(text: str) -> str:
     """Remove control characters and colours; tabs and newlines stay."""
-    return _SUSPECT.sub("", text)
+    return _HAS_UNPRINTABLE.sub("", text)
 
 
 def csv_cell(name: str) -> str:
     """Return a name for a cell of a CSV table. An apostrophe keeps a spreadsheet from running a
-    formula; plain numbers get none. A control character becomes text like `\\x1b`, and bytes that
-    are not UTF-8 stay."""
+    formula; a plain number gets no apostrophe. A control character becomes text like `\\x1b`, and
+    bytes that are not UTF-8 stay."""
     shown = _UNSAFE_IN_CSV.sub(lambda match: ascii(match[0])[1:-1], name)
     return shown if _NUMBER.fullmatch(shown) else _FORMULA.sub("'", shown)
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Replace a file completely or not at all, even if power fails or while others read it. Follows
-    no link in its place. Raises OSError."""
+    """Replace a file completely or not at all, even if the power fails or another process reads the
+    file meanwhile. A link in the file's place is replaced, not followed. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        # O_EXCL follows no link that somebody may have put here, so the name must be free.
+        # O_EXCL follows no link that another user may have put here, but needs a free name.
         temporary.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
@@ -132,9 +133,10 @@ def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 
 def open_lock(path: Path) -> TextIO:
-    """Open a file to lock it, without changing it. Only its owner can open it, since everybody who
-    can read a file can lock it. Follows no link: the folder may belong to somebody else."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC  # no O_TRUNC: it has a content
+    """Open a file to lock it, without changing the file. Only the owner can open the file, because
+    everybody who can read a file can lock it. Follows no link, which another user may have put
+    there."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC  # O_TRUNC would empty the file
     descriptor = os.open(path, flags, 0o600)
     with contextlib.suppress(OSError):  # the file of another user
         os.fchmod(descriptor, 0o600)
@@ -142,8 +144,7 @@ def open_lock(path: Path) -> TextIO:
 
 
 def read_text(path: str | Path, max_bytes: int = 8 << 20) -> str:
-    """Read a UTF-8 file of at most `max_bytes`. Raises OSError, and ValueError as read_bytes or if
-    it is not text."""
+    """Read a UTF-8 file of at most `max_bytes`. Raises OSError, and ValueError as read_bytes."""
     return read_bytes(path, max_bytes).decode("utf-8")
 
 
@@ -155,7 +156,7 @@ def read_bytes(path: str | Path, max_bytes: int) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError("it is no regular file")
-        # The size cannot be trusted: a file may grow, and files of /proc have a size of 0.
+        # The file's size is no limit: a file may grow, and files of /proc have a size of 0.
         while chunk := file.read(1 << 16):
             content += chunk
             if len(content) > max_bytes:
@@ -164,8 +165,8 @@ def read_bytes(path: str | Path, max_bytes: int) -> bytes:
 
 
 def decode_text(content: bytes, encoding: str) -> str:
-    """Decode bytes from elsewhere. Raises ValueError, also for encodings in which ASCII letters
-    mean other letters: some of these take minutes."""
+    """Decode bytes in an encoding that their source names. Raises ValueError, also for encodings in
+    which ASCII letters mean other letters: some of these take minutes to decode."""
     try:
         if _ASCII.decode(encoding) != _ASCII.decode():
             raise ValueError(f"{encoding} is not supported")
@@ -175,10 +176,9 @@ def decode_text(content: bytes, encoding: str) -> str:
 
 
 def read_yaml(text: str) -> Any:
-    """Read a YAML document of at most SHORT characters and PARTS values, keys, begins and ends. It
-    must not have aliases: a few lines of them (`<<: [*a, *a]`) fill any memory. Raises ValueError,
-    RecursionError and yaml.YAMLError, and ImportError without a YAML reader.
-    """
+    """Read a YAML document of at most SHORT characters and PARTS parts: values, keys, begins and
+    ends. Rejects aliases, because a few lines of them (`<<: [*a, *a]`) fill any memory. Raises
+    ValueError, RecursionError and yaml.YAMLError, and ImportError without a YAML reader."""
     import yaml  # a machine with only the launcher's files may lack it
 
     if len(text) > SHORT:

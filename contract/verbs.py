@@ -1,7 +1,6 @@
-"""Define the verbs that a person types after `make`, each with its variables and an example.
-`make help`, the command lines and all code that prints a command read this table. Standard library,
-as options.py.
-"""
+"""Define the verbs that a person types after `make`: VERBS has each verb's help, variables and an
+example. `make help`, the readers of command lines, and all code that prints a command use this
+table. The Makefile starts the programs of the verbs. Standard library, as options.py."""
 
 import difflib
 import os
@@ -13,14 +12,15 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, NoReturn
 
 from contract.errors import UserError
-from contract.options import ENTRIES, RUN_OPTIONS, Option, switch, whole
+from contract.options import ENTRIES, RUN_OPTIONS, Option, integer, switch
 
-# In the environment: the list of machines of this process and its children, if it is not
-# inventory.ini. `with_inventory` adds it to printed commands.
+# The variable of the environment with the inventory of this process and its children, if that is
+# not inventory.ini. `with_inventory` adds its value to printed commands.
 MACHINES = "TANDEM_MACHINES"
 LATEST = "latest"  # RUN= without a name
 
-# Every variable of make. command_line.py stores the value of NAME as `name`.
+# Every variable of make: first the options of a run, then the options of the trainer that have a
+# variable, then variables that only verbs take. command_line.py stores the value of NAME as `name`.
 VARIABLES: Dict[str, Option] = {
     **{name.upper(): row for name, row in RUN_OPTIONS.items()},
     **{row.make: row for row in ENTRIES.values() if row.make},
@@ -47,32 +47,33 @@ VARIABLES: Dict[str, Option] = {
     "SRC": Option("the folder of its archives", type=Path),
     "TO": Option("the new folder (default: data/imagenet)", type=Path),
     "PART": Option("model (default), or backbone: without its last layer", ("model", "backbone")),
-    "SIZE": Option("pixels of the short side (default: 256)", type=whole, least=16, most=4096),
-    "QUALITY": Option("of JPEG (default: 90)", type=whole, least=1, most=95),
+    "SIZE": Option("pixels of the short side (default: 256)", type=integer, least=16, most=4096),
+    "QUALITY": Option("of JPEG (default: 90)", type=integer, least=1, most=95),
     "MEASURE": Option("1: measure again: each pair of machines, and steps", type=switch),
     "GPU": Option("on paper, without machines: 2080ti, 3090 ..."),
     "LINK": Option("the network: 1gbit, 2.5gbit (default: as measured)"),
     "ALL": Option("1: each strategy and number of machines", type=switch),
     "SWEEP": Option("NAME=value,value ... (in ARGS with | between)"),
-    "ROUNDS": Option("how often each one runs (default: 2)", type=whole, least=1, most=1000),
+    "ROUNDS": Option("how often each one runs (default: 2)", type=integer, least=1, most=1000),
     "ONLY": Option("a room (launcher, train, gpu ...) or a file below tests/"),
     "AGAIN": Option("1: also what passed before", type=switch),
     "DEVICE": Option("cpu: only what needs no GPU", ("cuda", "cpu")),
 }
-# Variables that several verbs take: what to train and where, and how a run starts.
+# Variables that several verbs take. SUBJECT: what to train, and on which machines. START: how a run
+# starts. PACKAGES and SCRIPT: the user's own script instead of the trainer (docs/own-script.md).
+# PRETRAINED: weights of timm or torchvision, by the names of their models.
 SUBJECT = "INVENTORY NODES DATA MODEL WEIGHTS BATCH EPOCHS PRECISION SYNC"
 START = "MAX_RESTARTS MIN_NODES BALANCE DETACH NOTIFY PORT QUEUE FORCE KEEP"
-# Your own script, instead of the trainer (docs/own-script.md).
 PACKAGES = "SCRIPT FOLDER REQUIREMENTS"
-PRETRAINED = "MODEL WEIGHTS"  # of timm or torchvision, by their names
+PRETRAINED = "MODEL WEIGHTS"
 SCRIPT = f"{PACKAGES} PRECHECK OUTPUT RESUME_ARGS RESUME_FROM"
 
 
 @dataclass(frozen=True)
 class Verb:
-    """Describe a verb. `example`: a command that works in a checkout, some with the machines of its
-    inventory. `takes`: variables of make. `means`: the help of those that have another meaning with
-    this verb."""
+    """Describe a verb. `example`: a command that works in a checkout, in some cases only with the
+    machines of inventory.ini. `takes`: names of variables with blanks between. `means`: {name:
+    help} of variables that have another meaning with this verb. `table`: {name: Option}."""
 
     help: str
     example: str = ""
@@ -89,7 +90,7 @@ class Verb:
         return rows
 
 
-# The groups of `make help`, by their first verbs.
+# {first verb of a group: title of the group in `make help`}.
 GROUPS = {
     "help": "First",
     "find": "Machines",
@@ -211,46 +212,49 @@ def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def refuse_variable(name: str, value: str, verb: str, variables: Mapping[str, Option]) -> NoReturn:
-    """Raise UserError for a variable that a verb does not take. `variables`: those that it does."""
+    """Raise UserError for NAME=`value`, if `verb` takes only `variables`."""
     suggestion = nearest(name, variables) or nearest(name, VARIABLES)
     if name == "GPUS":  # a variable of other launchers
-        say = f"{name}={value}: the inventory sets how many GPUs a machine uses: write "
-        say += f"gpus={value} in its line."
+        message = f"{name}={value}: the inventory sets how many GPUs a machine uses: write "
+        message += f"gpus={value} in its line."
     elif "ARGS" in variables and name.lower() in ENTRIES:  # a correct option in the wrong place
         words = shlex.quote(f"--{name.lower()} {value}")
-        say = f"{name}={value} is an option of the trainer: ARGS={words}"
+        message = f"{name}={value} is an option of the trainer: ARGS={words}"
     elif name in VARIABLES:  # of another verb
         names = " ".join(variables) or "no variable"
-        say = f"make {verb} does not take {name}; it takes {names} (make help {verb})."
+        message = f"make {verb} does not take {name}; it takes {names} (make help {verb})."
     elif suggestion:
-        say = f"there is no variable {name}: did you mean {suggestion}?"
+        message = f"there is no variable {name}: did you mean {suggestion}?"
     else:
-        say = f"there is no variable {name}: `make help {verb}` lists those of make {verb}."
-    raise UserError(say)
+        message = f"there is no variable {name}: `make help {verb}` lists those of make {verb}."
+    raise UserError(message)
 
 
 def line(verb: str, **words: object) -> str:
-    """Return `make VERB NAME=value ...` without the words that are None or empty. Raises KeyError
+    """Return `make VERB NAME=value ...` without the variables that are None or "". Raises KeyError
     for a variable that the verb does not take."""
     variables = VERBS[verb].variables
     command = f"make {verb}"
     for name, value in words.items():
-        if variables[name] and value not in (None, ""):
+        if name not in variables:
+            raise KeyError(name)
+        if value not in (None, ""):
             command += f" {name}={shlex.quote(str(value))}"
     return command
 
 
 def commands(text: str) -> List[str]:
-    """Return the commands in a text: words in backticks that begin with `make`, without it."""
+    """Return the commands of make in a text, which stand in backticks, without the word `make`."""
     return re.findall(r"`make ([^`]+)`", text)
 
 
 def with_inventory(text: str) -> str:
-    """Return the text, and after it the INVENTORY= that its commands need to use the same machines
-    as this process. A command that resumes a run gets the machines from the run."""
+    """Return a text with commands, and after it the INVENTORY= that they need for this process's
+    machines."""
     machines = os.environ.get(MACHINES)
     if not machines:
         return text
+    # A command that resumes a run gets the machines from the run, and so needs no INVENTORY=.
     verbs_without = [
         words[0]
         for words in map(str.split, commands(text))
@@ -264,9 +268,10 @@ def with_inventory(text: str) -> str:
 
 
 def list_verbs(develop: bool = False) -> str:
-    """Return the text of `make help`, or of `make help develop`, with the verbs for developers."""
+    """Return the text of `make help`, or of `make help develop` if `develop`."""
     lines, group = [], ""
     for name, row in VERBS.items():
+        # A verb that begins no group belongs to the group of the previous verb.
         group = GROUPS.get(name, group)
         if (group == "Develop") is develop:
             lines += ["", f"{group}:"] if name in GROUPS else []
@@ -286,8 +291,8 @@ def help_text(command: str, row: Verb) -> str:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Return the text in lines of `width`. No line break is in a command or a quoted value, so that
-    people can copy it."""
+    """Return the text in lines of `width` characters. Does not break commands and quoted values."""
+    # `make env`, ARGS='--lr 0.1', make train DATA=digits. NULs hide their blanks from textwrap.
     unbreakable = r"`[^`]+`|\S+='[^']*'|make \S+ [A-Z_]+=\S+"
     text = re.sub(unbreakable, lambda match: match[0].replace(" ", "\0"), text)
     settings: Any = {"break_long_words": False, "break_on_hyphens": False}

@@ -1,4 +1,7 @@
-"""Read the command line of `python -m lab`, and carry it out."""
+"""Read the command line of `python -m lab`, and carry out its verb (docs/lab.md).
+
+life.py starts and ends labs; node.py, network.py and control.py act on a lab that is up.
+"""
 
 import argparse
 import os
@@ -12,7 +15,7 @@ from lab import control, life, network, node, plan, shell
 from lab.plan import Lab, LabError
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-# Verbs that act on one machine, without further words.
+# Verbs that act on one node, and have no other arguments.
 VERBS = {
     "kill": node.power_off,
     "freeze": node.freeze,
@@ -21,7 +24,8 @@ VERBS = {
 }
 
 
-def parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all verbs. Each verb also accepts --name."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--name", help="the lab's name (default: made from the checkout's path)")
     top = argparse.ArgumentParser(prog="python -m lab", description="a cluster inside one machine")
@@ -77,6 +81,7 @@ def check_host(vm: bool = False) -> None:
 
 
 def refuse_rate(rate: Optional[str]) -> None:
+    """Raise LabError if a lab of virtual machines is to have a rate."""
     if rate is not None:
         raise LabError("virtual machines are emulated, slower than any cable: they have no rate")
 
@@ -105,8 +110,8 @@ def make_bundle(lab: Lab) -> None:
     """Download what site.yml installs on nodes: the host reaches the internet, nodes do not."""
     book = lab.checkout / "ansible/playbooks/bundle.yml"
     tool = lab.checkout / ".venv/bin/ansible-playbook"
+    # A lab in which site.yml does not run needs no bundle, so this is no error.
     if not book.exists() or not tool.exists():
-        # A lab without site.yml needs no bundle.
         print("lab: no bundle for the nodes: .venv or ansible/playbooks/bundle.yml is missing")
         return
     print("lab: gathering in bundle/ what the nodes need (minutes the first time)", flush=True)
@@ -132,7 +137,7 @@ def run_verb(args: argparse.Namespace, command: list[str]) -> None:
         print("lab: nothing is missing")
         return
     check_host()
-    name = plan.check_name(args.name or plan.default_name(CHECKOUT))
+    name = plan.choose_name(args.name, CHECKOUT)
     if args.verb == "up":
         lab = plan_lab(name, args)
         if lab.vm:
@@ -143,7 +148,11 @@ def run_verb(args: argparse.Namespace, command: list[str]) -> None:
         life.up(lab)
         return
     if args.verb == "down":
-        for lab_name in life.list_labs(CHECKOUT) if args.all else [name]:
+        names = [name]
+        if args.all:
+            all_names = sorted(path.parent.name for path in life.STATE.glob("*/lab.json"))
+            names = [lab_name for lab_name in all_names if life.load(lab_name).checkout == CHECKOUT]
+        for lab_name in names:
             if not life.exists(lab_name):
                 print(f"lab: there is no lab {lab_name}: nothing to end", file=sys.stderr)
             life.down(lab_name)
@@ -174,10 +183,11 @@ def run_on_lab(lab: Lab, args: argparse.Namespace, command: list[str]) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    # Words after `--` are a command, whose options are not the lab's.
+    """Carry out a command line, and return its exit code."""
+    # The words after `--` are a command, as in `exec -- ls -l`. Its options are not the lab's.
     end = [*argv, "--"].index("--")
     try:
-        run_verb(parser().parse_args(argv[:end]), list(argv[end + 1 :]))
+        run_verb(make_parser().parse_args(argv[:end]), list(argv[end + 1 :]))
     except (LabError, OSError) as error:
         print(f"lab: {error}", file=sys.stderr)
         return 1

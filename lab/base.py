@@ -1,15 +1,18 @@
-"""Make the root file system that the nodes of all labs share: a small, fresh Debian."""
+"""Make the root file system that the nodes of all labs share: a small, fresh Debian.
+
+life.up calls `ensure`. disk.py writes what differs between nodes, and vm.py what a virtual machine
+needs besides.
+"""
 
 import fcntl
 import hashlib
 import os
-import shutil
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 from lab.plan import CACHE, Lab, System
-from lab.shell import run
+from lab.shell import PRIVATE_MOUNTS, run
 
 MIRROR = "http://deb.debian.org/debian"
 
@@ -85,14 +88,7 @@ def ensure_folder(folder: Path, lab: Lab, make: Callable[[Path], None]) -> Path:
 def _make(system: System, target: Path) -> None:
     print(f"lab: making the base system (Debian {system.release}): a minute, once", flush=True)
     # debootstrap mounts /proc and /sys. In its own namespace they vanish even if it is killed.
-    private = ["unshare", "--mount", "--propagation", "private", "--"]
     include = f"--include={','.join(packages(system))}"
     make = ["debootstrap", "--variant=minbase", include, system.release, str(target), MIRROR]
-    run([*private, *make])
+    run([*PRIVATE_MOUNTS, *make])
     run(["chroot", str(target), "/bin/sh", "-c", finish(system)])
-
-
-def remove_unfinished(lab: str) -> None:
-    """Remove the folders that a lab began to make."""
-    for path in (CACHE / "bases").glob(f"*.{lab}.unfinished"):
-        shutil.rmtree(path)

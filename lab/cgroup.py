@@ -12,6 +12,7 @@ KILL_SECONDS = 60  # the kernel may have much to clean up; usually it needs 0.1 
 
 def mount_point() -> Path:
     """Return where version 2 is mounted. Raises LabError."""
+    # A line has the device, the mount point and the type: `cgroup2 /sys/fs/cgroup cgroup2 rw 0 0`.
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, point, kind = line.split()[:3]
         if kind == "cgroup2":
@@ -32,10 +33,11 @@ def join(group: Path) -> None:
 
 
 def current_group() -> Path:
-    """Return the group of this process."""
+    """Return the group of this process. Raises LabError."""
+    # The line of version 2 is like `0::/user.slice/session-1.scope`.
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         if line.startswith("0::"):
-            return mount_point() / line[3:].lstrip("/")
+            return mount_point() / line[len("0::") :].lstrip("/")
     raise LabError("/proc/self/cgroup names no cgroup2 group")
 
 

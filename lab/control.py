@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lab import cgroup, disk
 from lab.plan import Lab, Node
+from lab.shell import PRIVATE_MOUNTS
 
 PLACES = ("control", "stranger")
 
@@ -20,11 +21,7 @@ def entering(lab: Lab, place: str, command: Sequence[str]) -> list[str]:
     return [
         "nsenter",
         f"--net=/run/netns/{lab.netns(place)}",
-        "unshare",
-        "--mount",
-        "--propagation",
-        "private",
-        "--",
+        *PRIVATE_MOUNTS,
         "sh",
         str(Path(__file__).with_name("enter.sh")),
         str(cgroup.group_of(lab.name, place)),

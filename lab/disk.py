@@ -1,4 +1,7 @@
-"""Write the files that differ between nodes, and that overlay the shared base."""
+"""Write the files of each node that differ from the shared base (base.py), and the ssh keys.
+
+life.up calls `write` for each node. boot.sh mounts a node's files over the base.
+"""
 
 import os
 import shutil
@@ -8,7 +11,7 @@ from pathlib import Path
 from lab.plan import Lab, LabError, Node
 from lab.shell import run
 
-USER_ID = 1000  # the first user's; the others follow
+USER_ID = 1000  # of the first user; the next users have the next numbers
 PASSWORD = "lab"  # noqa: S105  # of the user of a bare machine (docs/lab.md)
 HOST_KEY_TYPES = ("ed25519", "ecdsa")
 # Debian's unit needs the capability to set the clock. With -x chrony does not set it.
@@ -26,15 +29,15 @@ def files(lab: Lab, node: Node) -> dict[str, tuple[int, str]]:
     sudo_rule = "ALL=(ALL:ALL) ALL" if lab.bare else "ALL=(ALL:ALL) NOPASSWD: ALL"
     return {
         "etc/hostname": (0o644, f"{node.name}\n"),
-        # As Debian's installer writes it. Roles repair 127.0.1.1 for the machine's own name.
+        # Debian's installer writes this file. Roles repair 127.0.1.1 for the machine's own name.
         "etc/hosts": (0o644, f"127.0.0.1\tlocalhost\n127.0.1.1\t{node.name}\n::1\tlocalhost\n"),
         "etc/machine-id": (0o444, f"{uuid.uuid4().hex}\n"),
         "etc/systemd/network/10-lan.network": (
             0o644,
             f"[Match]\nName=eth0\n\n[Network]\nAddress={node.address}/24\nIPv6AcceptRA=no\n",
         ),
-        # Machines must not set the host's clock. In the unit, since purging chrony removes
-        # /etc/default/chrony.
+        # Machines must not set the host's clock. The option is in the unit, because purging chrony
+        # removes /etc/default/chrony.
         "etc/systemd/system/chrony.service.d/lab.conf": (0o644, CHRONY),
         # Logins fail before this unit, but tests log in as soon as sshd greets.
         "etc/systemd/system/ssh.service.d/after-boot.conf": (
@@ -123,6 +126,7 @@ def remove(lab: str, disks: Path) -> None:
     """Remove the disks of a lab. Raises LabError if something is mounted there, because removing
     would delete the files of that mount."""
     folder = disks / lab
+    # The second word is the mount point: `overlay /var/lib/tandem-lab/x/node1/root overlay rw 0 0`.
     mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
     busy = [point for point in mounts if Path(point).is_relative_to(folder)]
     if busy:

@@ -1,4 +1,7 @@
-"""Start and end a whole lab, and show its status."""
+"""Start and end a whole lab, and show its status.
+
+A lab is up when its file lab.json exists. `up` leaves nothing behind if it fails.
+"""
 
 import contextlib
 import dataclasses
@@ -13,13 +16,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from lab import base, cgroup, disk, network, node, vm
-from lab.plan import DISKS, STATE, Lab, LabError
+from lab.plan import CACHE, DISKS, STATE, Lab, LabError
 
 # Each systemd needs about seven inotify instances, and all nodes count as one user, root. Linux
 # allows a user 128. Beyond the limit a node dies at boot without a message.
 INOTIFY_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
 INOTIFY_INSTANCES = 8192
-READY, DONE = b"ready", b"done"
+READY, DONE = b"ready", b"done"  # what the watcher of or_undo says, and what it hears
 
 Step = Callable[[], None]
 
@@ -50,7 +53,7 @@ def or_undo(reserve: Step, action: Step, undo: Step) -> None:
 
 
 def _watch(connection: socket.socket, reserve: Step, undo: Step) -> NoReturn:
-    """Be the watcher of or_undo."""
+    """Be the watcher of or_undo: call `reserve`, and call `undo` unless the caller sends DONE."""
     os.setsid()  # a signal to the caller's process group must not reach this process
     try:
         reserve()
@@ -76,7 +79,7 @@ def load(name: str) -> Lab:
         saved = json.loads((STATE / name / "lab.json").read_text())
     except FileNotFoundError:
         raise LabError(f"there is no lab {name}: python -m lab up") from None
-    # JSON has made lists of the tuples.
+    # JSON has no tuples, so lab.json has lists instead.
     tuples = {key: tuple(value) for key, value in saved.items() if isinstance(value, list)}
     return Lab(**{**saved, **tuples, "checkout": Path(saved["checkout"])})
 
@@ -98,7 +101,8 @@ def _reserve(lab: Lab) -> None:
 
 
 def _make(lab: Lab) -> None:
-    # Every process that `up` starts is in the lab's group from the start, so `down` finds them all.
+    """Make the lab's nodes from within the lab's control group."""
+    # Every process that `up` starts is then in the group from the start, and `down` can find it.
     previous_group = cgroup.current_group()
     try:
         cgroup.join(cgroup.group_of(lab.name, "up"))
@@ -109,9 +113,11 @@ def _make(lab: Lab) -> None:
 
 
 def _make_nodes(lab: Lab) -> None:
+    """Make the files and the network of all nodes, boot the nodes, and wait for their ssh."""
     start = time.monotonic()
     if int(INOTIFY_LIMIT.read_text()) < INOTIFY_INSTANCES:
         INOTIFY_LIMIT.write_text(str(INOTIFY_INSTANCES))
+    # The keys of a dictionary are the different systems, in the order of the nodes.
     for system in {machine.system: None for machine in lab.nodes}:
         base.ensure(system, lab)
         if system.vm:
@@ -125,7 +131,7 @@ def _make_nodes(lab: Lab) -> None:
         disk.write(lab, machine, base.folder(machine.system))
         if lab.vm:
             vm.write_disk(machine)
-    # The control node trusts the nodes' keys, except bare ones: there `make bootstrap` asks.
+    # The control node trusts the nodes' host keys. For bare nodes `make bootstrap` asks the user.
     known_hosts = disk.known_hosts(lab)
     (lab.state / "known_hosts").write_text(known_hosts)
     if not lab.bare:
@@ -136,7 +142,7 @@ def _make_nodes(lab: Lab) -> None:
         (lab.state / folder).mkdir()
     network.carry_out(network.plan(lab))
     node.wait_for_ssh(lab, {machine: node.boot(lab, machine) for machine in lab.nodes})
-    # `load` reads this file, so it comes last: a lab is up when it exists.
+    # A lab is up when this file exists, so it is written last.
     saved = {**dataclasses.asdict(lab), "checkout": str(lab.checkout)}
     (lab.state / "lab.json").write_text(json.dumps(saved))
     print(f"lab {lab.name}: {lab.count} nodes answer ssh after {time.monotonic() - start:.1f} s")
@@ -145,25 +151,22 @@ def _make_nodes(lab: Lab) -> None:
 def down(name: str) -> None:
     """End a lab, even if it is incomplete or its nodes are frozen or dead."""
     group = cgroup.group_of(name)
-    if cgroup.current_group().is_relative_to(group):  # else this process would kill itself
+    # A process in the lab's group would kill itself.
+    if cgroup.current_group().is_relative_to(group):
         cgroup.join(cgroup.mount_point())
     cgroup.kill(group)
     for netns in network.namespaces_of(name):
         network.remove(netns)
     cgroup.remove(group)
     disk.remove(name, DISKS)
-    base.remove_unfinished(name)
+    # base.ensure_folder gives unfinished folders such names.
+    for path in (CACHE / "bases").glob(f"*.{name}.unfinished"):
+        shutil.rmtree(path)
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(STATE / name)
     for shared_folder in (STATE, DISKS, group.parent):
         with contextlib.suppress(OSError):  # another lab uses it
             shared_folder.rmdir()
-
-
-def list_labs(checkout: Path) -> list[str]:
-    """Return the names of a checkout's labs that are up."""
-    names = sorted(path.parent.name for path in STATE.glob("*/lab.json"))
-    return [name for name in names if load(name).checkout == checkout]
 
 
 def exists(name: str) -> bool:

@@ -1,4 +1,7 @@
-"""Make the lab's private network: one switch, a cable to each machine, and no way out."""
+"""Make the lab's private network: one switch, a cable to each machine, and no way out.
+
+Each machine has a network namespace. The switch is a bridge in the control node's namespace.
+"""
 
 import contextlib
 import ctypes
@@ -20,7 +23,7 @@ STRANGER_PORT = "ps"
 
 
 def plan(lab: Lab) -> list[str]:
-    """Return the commands that build the network, in order. None changes the host's namespace."""
+    """Return the commands that build the network, in order. The host's namespace stays as it is."""
     control, stranger = lab.netns("control"), lab.netns("stranger")
     commands = [
         f"ip netns add {control}",
@@ -33,7 +36,8 @@ def plan(lab: Lab) -> list[str]:
         f"ip -n {stranger} link set eth0 up",
     ]
     for node in lab.nodes:
-        if lab.vm:  # QEMU runs in the control node's namespace, and has no rate
+        # QEMU runs in the control node's namespace, and its cable has no rate.
+        if lab.vm:
             commands += [
                 f"ip -n {control} tuntap add dev {node.port} mode tap",
                 f"ip -n {control} link set {node.port} master {BRIDGE} up",
@@ -55,8 +59,8 @@ def _cable(control: str, port: str, netns: str) -> list[str]:
 
 
 def shaping(lab: Lab, node: Node, rate: Optional[str]) -> list[str]:
-    """Return the commands that limit both directions of a node's cable. None means no limit."""
-    # Each end limits what it sends.
+    """Return the commands that limit a node's cable in both directions; no `rate` is no limit."""
+    # Each end of the cable limits what it sends.
     queue = "noqueue"  # the default of a veth pair
     if rate is not None:
         queue = f"tbf rate {rate} burst {burst_bytes(rate)} latency 50ms"
@@ -79,27 +83,22 @@ def ports(lab: Lab) -> dict[str, tuple[bool, Optional[str]]]:
     """Return {port: (is plugged in, rate)}, read from the kernel."""
     links = json.loads(run(["ip", "-json", "-n", lab.netns("control"), "link", "show"]))
     queues = json.loads(run(["tc", "-json", "-n", lab.netns("control"), "qdisc", "show"]))
-    rates = {q["dev"]: q["options"]["rate"] * 8 for q in queues if q["kind"] == "tbf"}
-    return {
-        link["ifname"]: ("UP" in link["flags"], rate_text(rates.get(link["ifname"])))
-        for link in links
-    }
-
-
-def rate_text(bits: Optional[int]) -> Optional[str]:
-    if bits is None:
-        return None
-    size, unit = next(
-        (s, u) for s, u in ((1e9, "g"), (1e6, "m"), (1e3, "k")) if bits >= s or u == "k"
-    )
-    return f"{bits / size:g}{unit}bit"
+    rates = {}
+    # The kernel has bytes per second. A rate is shown as the user types it: 2.5gbit, 512kbit.
+    for queue in queues:
+        if queue["kind"] == "tbf":
+            bits = queue["options"]["rate"] * 8
+            units = ((1e9, "g"), (1e6, "m"), (1e3, "k"))
+            size, unit = next((s, u) for s, u in units if bits >= s or u == "k")
+            rates[queue["dev"]] = f"{bits / size:g}{unit}bit"
+    return {link["ifname"]: ("UP" in link["flags"], rates.get(link["ifname"])) for link in links}
 
 
 @contextlib.contextmanager
 def inside(netns: str) -> Iterator[None]:
     """Move this thread into `netns` within a block. Sockets that it makes there stay there."""
     libc = ctypes.CDLL(None, use_errno=True)  # Python has os.setns since 3.12
-    clone_newnet = 0x40000000
+    clone_newnet = 0x40000000  # CLONE_NEWNET of <sched.h>
     current_path, target_path = Path("/proc/thread-self/ns/net"), NAMESPACES / netns
     with current_path.open() as current, target_path.open() as target:
 
@@ -132,7 +131,7 @@ def answers_ssh(lab: Lab, node: Node, connect: float, greet: float) -> bool:
 def namespaces_of(lab: str) -> list[str]:
     """Return the namespaces of a lab, even of an incomplete one."""
     with contextlib.suppress(FileNotFoundError):
-        # Not lab-*: another lab's name may begin with this one's.
+        # A pattern like `lab-*` would match other labs, whose names may begin with this name.
         pattern = re.compile(rf"{re.escape(lab)}-(control|stranger|node\d+)")
         return sorted(path.name for path in NAMESPACES.iterdir() if pattern.fullmatch(path.name))
     return []

@@ -1,4 +1,8 @@
-"""Switch one node on and off, freeze it, and reboot it."""
+"""Switch a node of a lab on and off, freeze it, reboot it, and report its state.
+
+A node without a virtual machine is a container of systemd-nspawn. Its power is a process: the node
+is on while the process runs.
+"""
 
 import subprocess
 import time
@@ -7,6 +11,7 @@ from pathlib import Path
 
 from lab import base, cgroup, control, disk, network, vm
 from lab.plan import Lab, LabError, Node
+from lab.shell import PRIVATE_MOUNTS
 
 BOOT_SECONDS = 300  # an emulated machine on a busy host needs minutes, a container one second
 SSH_LOST = 255  # ssh's exit code if the connection ends
@@ -15,22 +20,16 @@ BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
 
 def container(lab: Lab, node: Node) -> list[str]:
     """Return the command that boots `node` in its namespace and root file system."""
-    # The first machine makes and tests an environment in the cache. The others only use it.
-    bind = "--bind" if lab.is_first_of_its_system(node) else "--bind-ro"
+    # The first node of a system makes and tests an environment in the cache; other nodes read it.
+    first_node = next(member for member in lab.nodes if member.system == node.system)
+    bind = "--bind" if first_node == node else "--bind-ro"
     return [
         "systemd-nspawn",
-        "--quiet",
-        "--boot",
-        "--settings=no",
-        "--register=no",
-        "--keep-unit",
-        "--console=pipe",
+        *("--quiet", "--boot", "--settings=no", "--register=no", "--keep-unit", "--console=pipe"),
         f"--directory={node.disk / 'root'}",
         f"--machine={node.machine}",
         f"--hostname={node.name}",
-        "--link-journal=no",
-        "--resolv-conf=off",
-        "--timezone=off",
+        *("--link-journal=no", "--resolv-conf=off", "--timezone=off"),
         f"--network-namespace-path=/run/netns/{node.netns}",
         "--capability=all",
         # Otherwise a node could set the host's clock.
@@ -47,8 +46,7 @@ def power(lab: Lab, node: Node, group: Path) -> list[str]:
     script = Path(__file__).with_name("boot.sh")
     relative = str(group.relative_to(cgroup.mount_point()))
     arguments = [relative, node.netns, str(node.disk), str(base.folder(node.system))]
-    private = ["unshare", "--mount", "--propagation", "private", "--"]
-    return [*private, "sh", str(script), *arguments, *container(lab, node)]
+    return [*PRIVATE_MOUNTS, "sh", str(script), *arguments, *container(lab, node)]
 
 
 def boot(lab: Lab, node: Node) -> subprocess.Popen[bytes]:
@@ -74,8 +72,8 @@ def wait_for_ssh(lab: Lab, booting: Mapping[Node, subprocess.Popen[bytes]]) -> N
     """Wait until all nodes greet. Raises LabError with a node's console if it does not."""
     deadline = time.monotonic() + BOOT_SECONDS
     for node, power in booting.items():
-        # A short time to connect, since the address may come at any moment. A long time to greet: a
-        # slow machine that gets new connections all the time would never answer.
+        # The time to connect is short, because the address may appear at any moment. The time to
+        # greet is long: a slow machine that got new connections all the time would never answer.
         while not network.answers_ssh(lab, node, connect=1, greet=30):
             if time.monotonic() > deadline:
                 raise LabError(_with_console(node, f"does not answer ssh for {BOOT_SECONDS} s"))
@@ -91,13 +89,14 @@ def _with_console(node: Node, trouble: str) -> str:
 
 
 def power_off(lab: Lab, node: Node) -> None:
-    """Cut the power."""
-    # The cable first, so that no peer gets a packet that closes a connection.
+    """Cut the power of `node`."""
+    # The cable is unplugged first, so that no peer gets a packet that closes a connection.
     network.plug(lab, node, on=False)
     cgroup.kill(cgroup.group_of(lab.name, node.name))
 
 
 def freeze(lab: Lab, node: Node) -> None:
+    """Make `node` hang. Raises LabError if it is off."""
     if not running(lab, node):
         raise LabError(f"{node.name} is off: a machine without power cannot be frozen")
     cgroup.freeze(cgroup.group_of(lab.name, node.name), on=True)
@@ -121,7 +120,7 @@ def reboot(lab: Lab, node: Node) -> None:
         raise LabError(
             f"{node.name} refuses the login that would reboot it ({reason}): mend {node.index}"
         )
-    # Only bare machines ask for the password.
+    # Only bare machines ask for the password; sudo on other machines ignores it.
     line = "sudo --stdin --prompt= systemctl reboot"
     answer = control.run_on(lab, node, line, stdin=f"{disk.PASSWORD}\n")
     # The reboot may end the connection before the answer.
@@ -130,7 +129,7 @@ def reboot(lab: Lab, node: Node) -> None:
     deadline = time.monotonic() + BOOT_SECONDS
     while True:
         if network.answers_ssh(lab, node, connect=1, greet=30):
-            # The old system may still answer.
+            # The old system may still answer, but it has the old boot id.
             boot = control.run_on(lab, node, BOOT_ID)
             if boot.returncode == 0 and boot.stdout != first_boot.stdout:
                 return

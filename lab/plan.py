@@ -1,4 +1,7 @@
-"""Compute the names and addresses of a lab, and check its options, without touching the host."""
+"""Compute the names and addresses of a lab, and check its options, without touching the host.
+
+All other modules of this package take their names, addresses and folders from a Lab and its Nodes.
+"""
 
 import hashlib
 import re
@@ -13,28 +16,28 @@ NETWORK = "192.168.56"
 CONTROL_ADDRESS = f"{NETWORK}.1"
 STRANGER_ADDRESS = f"{NETWORK}.200"
 MAX_NODES = 64  # node 64 is .174; the stranger's and the broadcast address are higher
-# Debian's releases in ansible/releases.yml. A pattern reads them, since the lab has no PyYAML. The
-# first one is the default.
-LISTED = re.findall(
+# Debian's releases in ansible/releases.yml, in lines like `  bookworm: {distribution: debian, ...`.
+# A pattern reads the lines, because the lab has no PyYAML. The first release is the default.
+RELEASE_NAMES = re.findall(
     r"^  (\w+): \{distribution: debian,",
     (Path(__file__).resolve().parents[1] / "ansible/releases.yml").read_text(),
     re.MULTILINE,
 )
-RELEASES = tuple(sorted(LISTED, key=lambda name: name != "bookworm"))
+RELEASES = tuple(sorted(RELEASE_NAMES, key=lambda name: name != "bookworm"))
 MACHINE_MEGABYTES = 384  # with less memory a virtual machine does not boot
 
 
 class LabError(Exception):
-    """An error in a sentence for the user: the thing, the cause and the remedy."""
+    """An error that the user can repair: its sentence has the thing, the cause and the remedy."""
 
 
 @dataclass(frozen=True)
 class System:
-    """Describe a fresh machine."""
+    """Describe a fresh machine. Nodes with equal systems share a base (base.py)."""
 
     release: str = "bookworm"
     vm: bool = False
-    packages: tuple[str, ...] = ()  # in addition to every machine's
+    packages: tuple[str, ...] = ()  # Debian packages besides those of every machine
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Node:
 
     lab: str
     index: int
-    system: System = System()  # immutable, so it may be a default
+    system: System = System()  # System is immutable, so an instance may be a default
 
     @property
     def name(self) -> str:
@@ -51,7 +54,7 @@ class Node:
 
     @property
     def machine(self) -> str:
-        """Return its name for systemd-nspawn: unlike `name`, unique among all labs."""
+        """Return the machine's name for systemd-nspawn. Unlike `name`, it is unique in all labs."""
         return f"{self.lab}-{self.name}"
 
     @property
@@ -64,7 +67,7 @@ class Node:
 
     @property
     def port(self) -> str:
-        """Return the switch's end of its cable, an interface in the control node's namespace."""
+        """Return the switch's end of the node's cable, an interface of the control node."""
         return f"p{self.index}"
 
     @property
@@ -106,9 +109,6 @@ class Lab:
         release = self.releases[(index - 1) % len(self.releases)]
         return Node(self.name, index, System(release, self.vm, self.packages))
 
-    def is_first_of_its_system(self, node: Node) -> bool:
-        return next(member for member in self.nodes if member.system == node.system) == node
-
     @property
     def state(self) -> Path:
         return STATE / self.name
@@ -122,7 +122,7 @@ class Lab:
     def users(self) -> tuple[str, ...]:
         """Return the users of each machine: the installer's on bare machines, else those that `make
         bootstrap` makes."""
-        # Here, unlike after `make bootstrap`, `tandem` may use sudo, for tests that change things.
+        # In a lab `tandem` may use sudo, unlike after `make bootstrap`: tests change machines.
         return ("student",) if self.bare else ("tandem", "tandem-admin")
 
     def netns(self, place: str) -> str:
@@ -130,13 +130,11 @@ class Lab:
         return f"{self.name}-{place}"
 
 
-def default_name(checkout: Path) -> str:
-    """Return a lab's name that no other checkout has, made from the path."""
-    return "tandem-" + hashlib.sha256(str(checkout.resolve()).encode()).hexdigest()[:8]
-
-
-def check_name(name: str) -> str:
-    """Return the name if commands and namespaces can contain it. Raises LabError."""
+def choose_name(name: Optional[str], checkout: Path) -> str:
+    """Return the name if commands and namespaces can contain it. Without a name, make one from the
+    path of the checkout, so that no other checkout has it. Raises LabError."""
+    if not name:
+        return "tandem-" + hashlib.sha256(str(checkout.resolve()).encode()).hexdigest()[:8]
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,31}", name):
         raise LabError(
             f"lab name {name!r}: use up to 32 lower-case letters, digits and dashes, a letter first"
@@ -145,7 +143,7 @@ def check_name(name: str) -> str:
 
 
 def check_releases(text: str, count: int) -> tuple[str, ...]:
-    """Return the releases in `bookworm`, or in `bookworm,bullseye` for two nodes. Raises
+    """Return the releases in a text like `bookworm`, or `bookworm,bullseye` for two nodes. Raises
     LabError."""
     names = tuple(text.split(","))
     for name in names:
@@ -193,11 +191,12 @@ def check_rate(rate: str) -> Optional[str]:
 
 
 def bits_per_second(rate: str) -> float:
-    return float(rate[:-4]) * {"k": 1e3, "m": 1e6, "g": 1e9}[rate[-4]]
+    """Return the value of a rate like `2.5gbit`, which is a number, a letter and `bit`."""
+    number, unit = rate[: -len("gbit")], rate[-len("gbit")]
+    return float(number) * {"k": 1e3, "m": 1e6, "g": 1e9}[unit]
 
 
 def burst_bytes(rate: str) -> int:
     """Return the bytes that a token bucket may send at once: 2 ms at this rate."""
-    # At least as much as TCP hands over at once, 64 KiB and its packets' headers. The kernel would
-    # otherwise split it up.
+    # TCP hands over up to 64 KiB at once, plus headers, which the kernel should not have to split.
     return max(72 * 1024, round(bits_per_second(rate) / 8 * 0.002))

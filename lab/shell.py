@@ -11,6 +11,8 @@ TOOLS = (
     *("systemd-nspawn", "tc", "unshare"),
 )
 VM_TOOLS = ("cpio", "mke2fs", "qemu-img", "qemu-system-x86_64")
+# Begins a command whose mounts nobody else sees, and that end with the command.
+PRIVATE_MOUNTS = ("unshare", "--mount", "--propagation", "private", "--")
 
 
 def missing_tools(vm: bool) -> list[str]:

@@ -1,7 +1,7 @@
 """Boot nodes as virtual machines, for tests that need another kernel: NFS and SMB mounts, modules.
 
-They are emulated, since a host that is a virtual machine seldom offers more. They are ten times
-slower than containers.
+QEMU emulates the machines, because a host that is itself a virtual machine seldom offers more. An
+emulated machine is ten times slower than a container (node.py).
 """
 
 import hashlib
@@ -72,8 +72,9 @@ def _modules(root: Path, version: str) -> list[Path]:
     files: dict[Path, None] = {}
     for module in MODULES:
         query = ["modprobe", "--set-version", version, "--show-depends", module]
+        # modprobe prints `insmod /lib/modules/6.1.0-18/kernel/fs/ext4/ext4.ko`, or `builtin ext4`.
         for line in run(["chroot", str(root), *query]).splitlines():
-            if line.startswith("insmod "):  # not `builtin`, the other answer
+            if line.startswith("insmod "):
                 files[root / line.split()[1].lstrip("/")] = None
     return list(files)
 

@@ -1,4 +1,4 @@
-"""`python -m launcher`: the verbs."""
+"""`python -m launcher VERB ...`: handles signals, and calls cli.main."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from launcher.cli import main
 
 
 def _exit(number: int, _: object) -> None:
-    """End as by Ctrl-C: temporary files are removed and programs that were started are ended. The
-    same signal once more ends this program at once."""
+    """End as after Ctrl-C: remove temporary files, and end programs that were started. The same
+    signal once more ends this process at once."""
     signal.signal(number, signal.SIG_DFL)
     sys.exit(128 + number)
 

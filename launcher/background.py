@@ -1,6 +1,9 @@
-"""Writes from threads of their own: a terminal that takes nothing (Ctrl-S, a pager, a hung ssh
-window) or a disk that takes nothing (an NFS server that hangs, a disk that spins up) must not keep
-the loop from renewing leases. Logs are capped and rotated, and never a reason to end a run."""
+"""Writes the terminal's text and the logs from threads, for terminal.py and watch/lines.py.
+
+A terminal may take nothing (Ctrl-S, a pager, a hung ssh window), and so may a disk (an NFS server
+that hangs, a disk that spins up). The launcher's loop must renew leases meanwhile. The size of logs
+is limited, and a log that cannot be written is never a reason to end a run.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 from launcher.node.machine import disk_free
 
-SHOWN = 4 << 20  # characters that wait for the terminal; beyond it the ones in the middle go
-FIRST = 1 << 20  # of them the oldest, which stay
-LEAVE = 10.0  # seconds to wait at the end for a terminal that takes nothing
-SPOOLED = 64 << 20  # characters that wait for the disk; the lines that come then are left out
-PIECE = 512  # characters that a piece counts beside its own: many empty ones fill memory, too
+SCREEN_CHARACTERS = 4 << 20  # that may wait for the terminal; beyond, the middle is dropped
+OLDEST_CHARACTERS = 1 << 20  # of these, at the beginning; they are never dropped
+DRAIN_SECONDS = 10.0  # to wait at the end for a terminal that takes nothing
+SPOOL_CHARACTERS = 64 << 20  # that may wait for the disk; beyond, new lines are dropped
+WRITE_OVERHEAD = 512  # characters added to the size of each write: empty ones fill memory, too
 
 
 class Background:
@@ -30,10 +34,10 @@ class Background:
     def __init__(self, name: str):
         self._name = name
         self._changed = threading.Condition()
-        # Since when one piece is being written. Meanwhile the lock is free, so that nobody who adds
-        # a piece waits for the disk or the terminal.
-        self._busy: float | None = None
-        self._taken = 0  # pieces written so far
+        # When the write under way began. Meanwhile the lock is free, so that nobody who adds a
+        # piece waits for the disk or the terminal.
+        self._busy_since: float | None = None
+        self._written = 0  # pieces so far
         self._thread: threading.Thread | None = None
 
     def _waits(self) -> bool:
@@ -58,26 +62,26 @@ class Background:
             with self._changed:
                 self._changed.wait_for(self._waits)
                 write = self._next()
-                self._busy = time.monotonic()
+                self._busy_since = time.monotonic()
             write()
             with self._changed:
-                self._busy = None
-                self._taken += 1
+                self._busy_since = None
+                self._written += 1
                 self._changed.notify_all()
 
     def stalled(self) -> float:
-        """Return the seconds that the piece being written has taken so far."""
-        since = self._busy
+        """Return the seconds that the write under way has taken so far."""
+        since = self._busy_since
         return time.monotonic() - since if since is not None else 0.0
 
     def drain(self, seconds: float | None = None) -> bool:
-        """Wait until all is written; with `seconds`, as long as a piece is written in that time.
-        Returns whether all is written."""
+        """Wait until all is written, or nothing was written for `seconds`. Returns whether all is
+        written."""
         with self._changed:
-            while self._waits() or self._busy is not None:
+            while self._waits() or self._busy_since is not None:
                 # A slow output is waited for as long as it takes something.
-                count = self._taken
-                if not self._changed.wait(seconds) and self._taken == count:
+                count = self._written
+                if not self._changed.wait(seconds) and self._written == count:
                     return False
         return True
 
@@ -94,10 +98,10 @@ class Spool(Background):
         """Queue a function that writes `size` characters, without waiting. Returns False if there
         is no room, as there always is for size 0."""
         with self._changed:
-            if size and self._size + size > SPOOLED:
+            if size and self._size + size > SPOOL_CHARACTERS:
                 return False
             self._waiting.append((size, write))
-            self._size += size + PIECE
+            self._size += size + WRITE_OVERHEAD
             self._added()
         return True
 
@@ -106,7 +110,7 @@ class Spool(Background):
 
     def _next(self) -> Callable[[], object]:
         size, write = self._waiting.popleft()
-        self._size -= size + PIECE
+        self._size -= size + WRITE_OVERHEAD
         return write
 
 
@@ -117,15 +121,15 @@ class Screen(Background):
         super().__init__("screen")
         self._out = out
         # The descriptor is written to directly: a thread that is stuck in a file object would hold
-        # its lock for ever.
+        # its lock for ever. An output in memory, as in tests, has no descriptor.
         self._fd: int | None = None
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # an output without one
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             out.flush()
             self._fd = out.fileno()
-        self._first: deque[str] = deque()  # oldest first; then, once lines were left out, _last
-        self._last: deque[str] = deque()
-        self._size = {"first": 0, "last": 0}
-        self._dropped = 0  # lines left out between the two
+        self._oldest: deque[str] = deque()  # written first; then `_newest`
+        self._newest: deque[str] = deque()
+        self._oldest_size = self._newest_size = 0
+        self._dropped = 0  # lines between the two, which were dropped
 
     def write(self, text: str) -> None:
         """Add text, without waiting if the output could be a terminal."""
@@ -134,26 +138,31 @@ class Screen(Background):
             return
         with self._changed:
             # The first lines name the cause of a failure, and the last ones how the run ended.
-            if not self._last and not self._dropped and self._size["first"] < FIRST:
-                self._first.append(text)
-                self._size["first"] += len(text)
+            is_gapless = not self._newest and not self._dropped
+            if is_gapless and self._oldest_size < OLDEST_CHARACTERS:
+                self._oldest.append(text)
+                self._oldest_size += len(text)
             else:
-                self._last.append(text)
-                self._size["last"] += len(text)
-                while self._size["last"] > SHOWN - FIRST and len(self._last) > 1:
-                    dropped = self._last.popleft()
-                    self._size["last"] -= len(dropped)
+                self._newest.append(text)
+                self._newest_size += len(text)
+                limit = SCREEN_CHARACTERS - OLDEST_CHARACTERS
+                while self._newest_size > limit and len(self._newest) > 1:
+                    dropped = self._newest.popleft()
+                    self._newest_size -= len(dropped)
                     self._dropped += dropped.count("\n")
             self._added()
 
-    def drain(self, seconds: float | None = LEAVE) -> bool:
+    def drain(self, seconds: float | None = DRAIN_SECONDS) -> bool:
         return super().drain(seconds)
 
     def _waits(self) -> bool:
-        return bool(self._first or self._last)
+        return bool(self._oldest or self._newest)
 
     def _next(self) -> Callable[[], object]:
-        if self._dropped and not self._first:
+        if self._oldest:
+            text = self._oldest.popleft()
+            self._oldest_size -= len(text)
+        elif self._dropped:  # the gap is named where it is
             text = (
                 f"tandem: {self._dropped} lines are not shown, because the terminal stopped "
                 "reading for a while "
@@ -161,9 +170,8 @@ class Screen(Background):
             text += "(controller.log has them)\n"
             self._dropped = 0
         else:
-            name, queue = ("first", self._first) if self._first else ("last", self._last)
-            text = queue.popleft()
-            self._size[name] -= len(text)
+            text = self._newest.popleft()
+            self._newest_size -= len(text)
         return lambda: self._put(text)
 
     def _put(self, text: str) -> None:
@@ -176,71 +184,62 @@ class Screen(Background):
             data = text.encode(errors="replace")
             while data:
                 try:
-                    # In pieces, so that a slow terminal is seen to take something.
+                    # In pieces of 4 KiB, so that `drain` sees a slow terminal take something.
                     data = data[os.write(self._fd, data[:4096]) :]
-                    self._taken += 1
+                    self._written += 1
                 except BlockingIOError:  # somebody else made the terminal non-blocking
                     select.select([], [self._fd], [], 1.0)
 
 
 MIB = 1 << 20
-LOG = 256 * MIB  # the most of a log: what a rank prints, and controller.log
+LOG_BYTES = 256 * MIB  # the most of a log: what a rank prints, and controller.log
 # Logs leave this much of the disk free: attempts.json, the records and the report need it.
 RESERVE = 64 * MIB
-CHECK_EVERY = 1.0
-FIRST_PART = 16  # the first 1/16 of what a log may have is kept in <name>.first
-NEWER = 4  # the rest in four parts: <name>, <name>.1, ... <name>.3, each older than the one before
+CHECK_SECONDS = 1.0  # between two looks at the free space
+# The first 1/16 of a log's limit stays in <name>.first. The rest is in four files, from new to old:
+# <name>, <name>.1, <name>.2, <name>.3.
+FIRST_FRACTION, FILE_COUNT = 16, 4
 
 
 class SpooledLog:
-    """A log that is written through a spool: whoever writes to it never waits."""
+    """A log that is written through a spool, so that no call waits for the disk."""
 
     def __init__(self, path: Path, limit: int, spool: Spool):
         self._log = RotatingLog(path, limit)
         self._spool = spool
-        self._dropped = 0  # lines that found no room in the spool, since the last that did
+        self._dropped = 0  # lines for which the spool had no room, since it last took lines
 
     @property
     def lost_lines(self) -> int:
-        """Return the number of lost lines since the last that was written."""
+        """Return the number of lines that were lost since lines were last written."""
         return self._dropped + self._log.lost_lines
 
     def write(self, lines: list[str]) -> None:
         """Add lines, or count them as lost."""
-        dropped = self._dropped
-
         # The count travels with the lines, so that the log names the gap where it is.
-        def carry_out() -> None:
-            self._log.lost_lines += dropped
-            self._log.write(lines)
-
-        is_added = self._spool.add(carry_out, sum(map(len, lines)) + len(lines))
-        self._dropped = 0 if is_added else dropped + len(lines)
+        write = partial(self._log.write, lines, self._dropped)
+        is_added = self._spool.add(write, sum(map(len, lines)) + len(lines))
+        self._dropped = 0 if is_added else self._dropped + len(lines)
 
     def close(self) -> None:
-        dropped, self._dropped = self._dropped, 0
-
-        def carry_out() -> None:
-            self._log.lost_lines += dropped
-            self._log.close()
-
-        self._spool.add(carry_out, 0)
+        self._spool.add(partial(self._log.close, self._dropped), 0)
+        self._dropped = 0
 
 
 class RotatingLog:
-    """Appends whole lines to a file, at most `limit` bytes in all. It counts lines that the disk
-    cannot take, and writes their number in their place. Raises nothing."""
+    """Appends whole lines to a file and its older files, at most `limit` bytes in all. Counts lines
+    that the disk cannot take, and writes their number in their place. Raises nothing."""
 
     def __init__(self, path: Path, limit: int):
         self.path, self._limit = path, limit
-        self.lost_lines = 0  # since the last that was written
-        self._checked, self._room = 0.0, True
+        self.lost_lines = 0  # since lines were last written
+        self._checked_at, self._is_room = 0.0, True
         self._fd: int | None = None
         self._size = 0
 
     def _open(self) -> None:
-        """Open the file. Raises OSError."""
-        # Only now: a machine that prints nothing needs no folder.
+        """Open the file, and make its folder: a machine that prints nothing needs none. Raises
+        OSError."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # We did not make a link or a FIFO in its place: nothing is written through it.
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
@@ -249,8 +248,9 @@ class RotatingLog:
         self._fd = os.open(self.path, flags, 0o644)
         self._size = os.fstat(self._fd).st_size
 
-    def write(self, lines: list[str]) -> None:
-        """Add lines, or count them as lost."""
+    def write(self, lines: list[str], dropped: int = 0) -> None:
+        """Add lines, or count them as lost. `dropped`: how many were lost before them elsewhere."""
+        self.lost_lines += dropped
         count = self.lost_lines
         missing = (
             f"tandem: {count} lines are missing here: the control node's disk was full or failed\n"
@@ -262,7 +262,7 @@ class RotatingLog:
             self.lost_lines += len(lines)
 
     def _append(self, data: bytes) -> bool:
-        """Append all of it or nothing. Returns whether it was appended."""
+        """Append all of the data or nothing. Returns whether it was appended."""
         try:
             if self._fd is None:
                 self._open()
@@ -270,57 +270,54 @@ class RotatingLog:
             size = os.write(self._fd, data)
         except OSError:
             size = 0
-        if size == len(data):
-            self._size += size
-            oldest = _named(self.path, "first")
-            with contextlib.suppress(OSError):  # if nothing can be renamed, this file grows on
-                limit = self._limit // FIRST_PART
-                if oldest.exists():
-                    limit = (self._limit - limit) // NEWER
-                if self._size >= limit:
-                    # Begin a new file. The first one stays for ever, since it has the run's start.
-                    names = [self.path, *(_named(self.path, n) for n in range(1, NEWER))]
-                    if not oldest.exists():
-                        self.path.replace(oldest)
-                    else:
-                        for newer, older in zip(reversed(names[:-1]), reversed(names[1:])):
-                            if newer.exists():
-                                newer.replace(older)
-                    self._leave()
-                    self._open()
-            return True
-        if self._fd is not None:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._fd, self._size)  # no half line
-        return False
+        if size != len(data):
+            if self._fd is not None:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._fd, self._size)  # no half line
+            return False
+        self._size += size
+        first, *numbered = older_files(self.path)
+        limit = self._limit // FIRST_FRACTION
+        with contextlib.suppress(OSError):  # if no file can be renamed, this file grows on
+            if first.exists():
+                limit = (self._limit - limit) // FILE_COUNT
+            if self._size >= limit:
+                # Begin a new file. The first file stays for ever, since it has the run's start.
+                if not first.exists():
+                    self.path.replace(first)
+                else:  # .2 becomes .3, then .1 becomes .2, then the file becomes .1
+                    for older, newer in zip(numbered, [*numbered[1:], self.path]):
+                        if newer.exists():
+                            newer.replace(older)
+                self._close_file()
+                self._open()
+        return True
 
     def _has_room(self) -> bool:
-        now = time.monotonic()
-        if now >= self._checked + CHECK_EVERY:
-            self._checked = now
-            # The folder may not exist yet: the nearest one above it that does is on the same disk.
-            folder = next((f for f in self.path.parents if f.exists()), self.path.parent)
+        seconds = time.monotonic()
+        if seconds >= self._checked_at + CHECK_SECONDS:
+            self._checked_at = seconds
+            # The folder may not exist yet: the nearest parent that exists is on the same disk.
+            folder = next((path for path in self.path.parents if path.exists()), self.path.parent)
             free = disk_free(folder)
-            self._room = self._room if free is None else free >= RESERVE
-        return self._room
+            self._is_room = self._is_room if free is None else free >= RESERVE
+        return self._is_room
 
-    def _leave(self) -> None:
+    def _close_file(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
-    def close(self) -> None:
-        """Close the file; a later write opens it again."""
+    def close(self, dropped: int = 0) -> None:
+        """Close the file, with a note on lost lines; a later write opens it again."""
+        self.lost_lines += dropped
         if self.lost_lines and self._has_room():
             self._append(f"tandem: {self.lost_lines} lines are missing here\n".encode())
-        self._leave()
+        self._close_file()
 
 
-def _named(path: Path, suffix: str | int) -> Path:
-    return path.with_name(f"{path.name}.{suffix}")
-
-
-def log_files(path: Path) -> list[Path]:
-    """Return the existing files of a log, the oldest lines first."""
-    older = [_named(path, n) for n in reversed(range(1, NEWER))]
-    return [file for file in (_named(path, "first"), *older, path) if file.exists()]
+def older_files(path: Path) -> list[Path]:
+    """Return <name>.first, and then <name>.3 to <name>.1, which may not exist: the oldest lines of
+    a log come first."""
+    suffixes = ["first", *map(str, reversed(range(1, FILE_COUNT)))]
+    return [path.with_name(f"{path.name}.{suffix}") for suffix in suffixes]

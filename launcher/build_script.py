@@ -1,4 +1,7 @@
-"""Builds the Program of a script of the user's from SCRIPT= and the options that belong to it."""
+"""Builds the Program of a user's own script from SCRIPT= and the options that belong to it. The
+script is read here, and never executed. The same public functions are in build_trainer.py for
+Tandem's trainer; programs.py chooses.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,18 @@ from contract.errors import UserError
 from contract.layout import FILES
 from contract.options import RUN_OPTIONS, Config, as_typed, path_of
 from launcher.machines.inventory import CHECKOUT
-from launcher.options import VARIABLES, config_of
+from launcher.options import VARIABLES, make_config
 from launcher.program import LAST, Program
 
-# Variables that only the trainer has, and those that mean something only with SCRIPT=.
+# Variables that only the trainer has, and variables that mean something only with SCRIPT=.
 TRAINER_VARIABLES = tuple(name for name in VARIABLES if name != "data")
-COMPANIONS = ("folder", "output", "resume_args", "resume_from", "requirements", "precheck")
-MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+SCRIPT_VARIABLES = ("folder", "output", "resume_args", "resume_from", "requirements", "precheck")
+MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)  # package.train
 
 
-def read_paths(typed: dict[str, Any]) -> None:
-    """Replace SCRIPT= and FOLDER= by absolute paths. Raises UserError, also for variables that have
-    no meaning together."""
+def resolve_paths(typed: dict[str, Any]) -> None:
+    """Replace SCRIPT= and FOLDER= by absolute paths, in the options that were `typed`. Raises
+    UserError, also for variables that have no meaning together."""
     names = {name for name, value in typed.items() if value not in (None, [], ())}
     if "script" in names:
         refused = [name.upper() for name in TRAINER_VARIABLES if name in names]
@@ -35,18 +38,19 @@ def read_paths(typed: dict[str, Any]) -> None:
                 "own program: type the options of your program in ARGS=."
             )
         typed["script"], typed["folder"] = script_by_path(typed["script"], typed.get("folder"))
-    # A resumed run has its script in plan.json, and may be given these for it.
+    # A resumed run has its script in plan.json, so these variables are for that script.
     elif "resume" not in names:
-        refused = [name.upper() for name in COMPANIONS if name in names]
+        refused = [name.upper() for name in SCRIPT_VARIABLES if name in names]
         if refused:
             raise UserError(f"{refused[0]} works only with your own script: type SCRIPT=, too.")
 
 
 def script_by_path(script: str, folder: str | None) -> tuple[str, str]:
-    """Return SCRIPT and FOLDER as a run records them, with absolute paths. Raises UserError."""
+    """Return SCRIPT and FOLDER as a run records them, with absolute paths. FOLDER is by default the
+    git checkout that has the script, else the script's folder. Raises UserError."""
     words = script_words(script)
-    # Python looks for a module below the current folder, so FOLDER begins there.
-    if len(words) == 2:
+    if words[0] == "-m":
+        # Python looks for a module below the current folder, so FOLDER begins there.
         root = path_of("FOLDER", folder or ".")
         return f"-m {words[1]}", str(root if folder else _checkout_of(root) or root)
     file = path_of("SCRIPT", script, words[0])
@@ -60,9 +64,9 @@ def script_by_path(script: str, folder: str | None) -> tuple[str, str]:
 
 
 def script_words(script: str) -> list[str]:
-    """Return one file, or -m and a module. Raises UserError."""
+    """Split SCRIPT= into one word, a file, or two words: -m and a module. Raises UserError."""
     try:
-        # Quotes around a name with spaces would have to come through two shells.
+        # A file's name may have spaces: quotes around it would have to come through two shells.
         words = [script] if path_of("SCRIPT", script).is_file() else shlex.split(script)
     except ValueError:
         words = []
@@ -98,7 +102,7 @@ def resume_config(began: Config, typed: Mapping[str, Any]) -> Config:
         raise UserError(
             f"a resumed run keeps its options: omit {refused[0].upper()}, or start a new run."
         )
-    config = config_of(typed, began)
+    config = make_config(typed, began)
     # Without RESUME_ARGS the script would train from its beginning, and overwrite what it saved.
     if not config.resume_args:
         raise UserError(
@@ -108,16 +112,19 @@ def resume_config(began: Config, typed: Mapping[str, Any]) -> Config:
     return config
 
 
-PLACEHOLDER = re.compile(r"\{\w+\}")  # meant for a value, as {latest}
-SHELLS = (".sh", ".bash", ".zsh")
+PLACEHOLDER = re.compile(r"\{\w+\}")  # {last}, or a mistake such as {latest}
+SHELL_ENDINGS = (".sh", ".bash", ".zsh")
 # --hf_token X, --api-key=X, wandb.password=X; but neither --max_tokens 512 nor --mask_token [MASK].
+# SECRET_VALUE: at least 8 characters with a digit, and no number, option or path.
 SECRET = re.compile(
     r"((?:.*[-_.])?(?:token|secret|password|passwd|(?:api[-_]?)key|credentials?))(?:=(.*))?", re.I
 )
 SECRET_VALUE = re.compile(r"(?!-)(?=.*\d)(?=.*[^\d.])[^\s/]{8,}")
-LOCAL_RANK = ("--local_rank", "--local-rank")  # by which torch.distributed.launch gave it
+# A script that declares such an option gets its rank on the PC as this option, as older versions of
+# torch.distributed.launch gave it.
+LOCAL_RANK = ("--local_rank", "--local-rank")
 
-# How advice is given to somebody who trains by a script; `{}` is the strategy.
+# Phrases of the report's advice for users of a script; `{}` is the strategy.
 PHRASES = {
     "sync": 'tandem.sync.attach(model, "{}", optimizer=optimizer) in the script',
     "warmed_up": "with more steps, or with attach's warmup_steps=0",
@@ -138,40 +145,24 @@ def build(config: Config) -> Program:
 
     assert config.script is not None and config.folder is not None
     root, typed = Path(config.folder), script_words(config.script)
-    if not root.is_dir():
-        raise UserError(f"FOLDER={root}: there is no such folder.")
-    if len(typed) == 1:
-        file = Path(typed[0])
-    else:
-        stem = root / typed[1].replace(".", "/")
-        file = stem.with_suffix(".py")
-        file = file if file.is_file() else stem / "__main__.py"
-        if not file.is_file():
-            raise UserError(
-                f'SCRIPT="-m {typed[1]}": {root} has no such module: set FOLDER= to the '
-                f"folder that contains {typed[1].partition('.')[0]}."
-            )
-    if file.suffix == ".ipynb":
-        raise UserError(
-            f"SCRIPT={config.script} is a notebook, but torch's launcher starts only Python "
-            f"files: convert it with `jupyter nbconvert --to script {file.name}`, which "
-            f"writes {file.stem}.py."
-        )
+    is_module = typed[0] == "-m"
+    file = _find_file(config.script, typed, root)
     script_folder = str(file.parent.relative_to(root))
     # A large folder is rejected before any file is parsed.
     files = code.current(root, script_folder).files
-    inside = file.relative_to(root).as_posix()
-    if inside not in files.sent:
+    script_path = file.relative_to(root).as_posix()
+    if script_path not in files.sent:
         raise UserError(
-            f"SCRIPT={config.script}: Tandem does not send {inside} "
-            f"({files.why_not(inside)}): type another script or another FOLDER=."
+            f"SCRIPT={config.script}: Tandem does not send {script_path} "
+            f"({files.why_not(script_path)}): type another script or another FOLDER=."
         )
     # A shell script that starts Python is the usual mistake here: torch's launcher would report a
     # syntax error from every rank.
     with file.open("rb") as start:
         line = start.readline(200).decode(errors="replace").strip()
-    shebang = line[2:].strip() if line.startswith("#!") and "python" not in line else ""
-    if shell := shebang or ("a shell" if file.suffix in SHELLS else ""):
+    shebang = line.removeprefix("#!").strip() if line.startswith("#!") else ""
+    shebang = "" if "python" in shebang else shebang
+    if shell := shebang or ("a shell" if file.suffix in SHELL_ENDINGS else ""):
         raise UserError(
             f"SCRIPT={config.script} is a script for {shell}, but torch's launcher starts "
             "only Python files: type the Python file that it starts, such as "
@@ -181,31 +172,29 @@ def build(config: Config) -> Program:
     outputs, resume = _read_outputs(config.output), _split("RESUME_ARGS", config.resume_args)
     _check_resume(config, outputs, resume)
     # Python puts the folder of a script first on its path, but not that of a module.
-    loaded = loaded_by(file, [file.parent, root] if len(typed) == 1 else [root])
+    loaded = loaded_by(file, [root] if is_module else [file.parent, root])
     unused_balance: tuple[str, ...] = ()
     if config.balance not in (None, OFF) and "tandem" not in loaded.packages:
         unused_balance = (
             f"BALANCE={config.balance}: the script does not import tandem, so its batches stay as "
             "they are: use tandem.sampler or tandem.batch_size (docs/own-script.md).",
         )
-    words = (inside,) if len(typed) == 1 else tuple(typed)
-    *module, name = words
-    checks = not module or config.precheck
-    env = {}
-    if local_rank := declares(loaded.sources, LOCAL_RANK):
-        env["TANDEM_LOCAL_RANK"] = local_rank  # launcher/node/supervisor.py gives it as this option
+    name = typed[1] if is_module else script_path
+    # The words of CHECK: a file to compile, which a module is not, and PRECHECK; "" for none.
+    check = ("-c", CHECK, "" if is_module else script_path, config.precheck or "")
+    # launcher/node/supervisor.py reads the variable, and gives the rank as this option.
+    local_rank = declares(loaded.sources, LOCAL_RANK)
     return Program(
         # train for tools/train.py and for package.train
-        name=name.rpartition(".")[2] if module else PurePosixPath(name).stem,
+        name=name.rpartition(".")[2] if is_module else PurePosixPath(name).stem,
         typed=f"SCRIPT={name}",
         # Without --, launch takes --d for the beginning of an option of its own.
-        words=("--use_env", *module, "--", name, *config.words),
-        env=env,
+        words=("--use_env", *(["-m"] if is_module else []), "--", name, *config.words),
+        env={"TANDEM_LOCAL_RANK": local_rank} if local_rank else {},
         resume=resume or None,
         needs_port=True,
         divides_batches="tandem" in loaded.packages,
-        # Of a module only PRECHECK is tried; what is not is an empty word.
-        check=("-c", CHECK, "" if module else inside, config.precheck or "") if checks else (),
+        check=check if config.precheck or not is_module else (),
         folder=root,
         script_folder=script_folder,
         runs_in_folder=True,
@@ -220,15 +209,40 @@ def build(config: Config) -> Program:
     )
 
 
-def executes(config: Config) -> dict[str, str]:
-    """Return what these options would execute or send, as it is typed, by the option's name."""
+def _find_file(script: str, words: list[str], root: Path) -> Path:
+    """Return the file of the script's `words` (script_words): a module is a file below FOLDER,
+    which is `root`. Raises UserError."""
+    if not root.is_dir():
+        raise UserError(f"FOLDER={root}: there is no such folder.")
+    file = Path(words[0])
+    if words[0] == "-m":
+        module = words[1]
+        stem = root / module.replace(".", "/")
+        file = stem.with_suffix(".py")
+        file = file if file.is_file() else stem / "__main__.py"
+        if not file.is_file():
+            raise UserError(
+                f'SCRIPT="-m {module}": {root} has no such module: set FOLDER= to the '
+                f"folder that contains {module.partition('.')[0]}."
+            )
+    if file.suffix == ".ipynb":
+        raise UserError(
+            f"SCRIPT={script} is a notebook, but torch's launcher starts only Python "
+            f"files: convert it with `jupyter nbconvert --to script {file.name}`, which "
+            f"writes {file.stem}.py."
+        )
+    return file
+
+
+def executed_options(config: Config) -> dict[str, str]:
+    """Return the options that make a run execute or send something, by name, as they are typed."""
     names = ("script", "folder", "requirements", "precheck")
     values = {name: getattr(config, name) for name in names}
     return {name: as_typed(name.upper(), value) for name, value in values.items() if value}
 
 
-# The machine's Python decides whether the script is Python: it may be newer than ours. PRECHECK's
-# `python` is that of the ranks.
+# Runs on the machine of node 0, whose Python decides whether the script is Python: it may be newer
+# than the control node's. `python` in PRECHECK is the Python of the ranks.
 CHECK = """
 import os, subprocess, sys
 file, command = sys.argv[1:]
@@ -243,11 +257,12 @@ sys.exit(bool(code))
 
 
 def _check_resume(config: Config, outputs: tuple[str, ...], resume: tuple[str, ...]) -> None:
-    """Raise UserError for RESUME_ARGS= and its companions if they contradict each other."""
+    """Raise UserError if RESUME_ARGS=, RESUME_FROM=, OUTPUT= and MAX_RESTARTS= contradict each
+    other."""
     names = (match[0] for word in resume for match in PLACEHOLDER.finditer(word))
-    if unknown := next((name for name in names if name != LAST), None):
+    if mistake := next((name for name in names if name != LAST), None):
         raise UserError(
-            f"RESUME_ARGS={config.resume_args}: nothing replaces {unknown}: only {LAST} becomes "
+            f"RESUME_ARGS={config.resume_args}: nothing replaces {mistake}: only {LAST} becomes "
             "the newest checkpoint in OUTPUT."
         )
     wants_last = any(LAST in word for word in resume)
@@ -271,6 +286,7 @@ def _check_resume(config: Config, outputs: tuple[str, ...], resume: tuple[str, .
 
 def _notes_on_secrets(words: tuple[str, ...]) -> tuple[str, ...]:
     """Return a sentence on arguments that look like a password, if there are any."""
+    # The value may be in the same word, --token=X, or in the next one, --token X.
     names = [
         match[1]
         for word, following in zip(words, (*words[1:], ""))
@@ -285,6 +301,7 @@ def _notes_on_secrets(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _split(name: str, text: str | None) -> tuple[str, ...]:
+    """Split the text of a variable into words, as a shell does. Raises UserError."""
     try:
         return tuple(shlex.split(text or ""))
     except ValueError:
@@ -292,7 +309,8 @@ def _split(name: str, text: str | None) -> tuple[str, ...]:
 
 
 def _read_outputs(text: str | None) -> tuple[str, ...]:
-    """Return folders below the one that the script runs in. Raises UserError."""
+    """Return the folders of OUTPUT=, relative to the folder in which the script runs. Raises
+    UserError."""
     folders = []
     for word in _split("OUTPUT", text):
         path = PurePosixPath(word)

@@ -1,4 +1,6 @@
-"""Builds the Program of our trainer from MODEL=, DATA= and the other options of the trainer."""
+"""Builds the Program of Tandem's trainer from MODEL=, DATA= and the other options of the trainer.
+The same public functions are in build_script.py for scripts; programs.py chooses.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +24,23 @@ from contract.options import (
 from contract.options import Options as TrainerOptions
 from contract.runs import short_name
 from launcher.machines.inventory import CHECKOUT
-from launcher.options import config_of
+from launcher.options import make_config
 from launcher.program import Program, SentFile
 
 TIMM_PACKAGES = CHECKOUT / "requirements/timm.txt"
-NAMED = ("torchvision:", TIMM)  # before the name of weights that are fetched
-OURS = {"trainer", "tandem", "contract", "examples"}  # modules that are sent in any case
+FETCHED_PREFIXES = ("torchvision:", TIMM)  # of weights that are fetched by their name
+OUR_PACKAGES = {"trainer", "tandem", "contract", "examples"}  # sent in any case
 
 
 def build(config: Config) -> Program:
     """Return the Program for these options. Raises UserError."""
-    settings = settings_of(config)
-    options = given_to_trainer(config)
+    settings = read_settings(config)
+    options = collect_trainer_options(config)
     model = settings.model
-    folder, file = folder_of(model), settings.weights
+    folder, file = model_folder(model), settings.weights
     files: list[SentFile] = []
-    if file and file.startswith(NAMED):
-        from launcher.plan import pretrained  # which needs what speaks HTTP
+    if file and file.startswith(FETCHED_PREFIXES):
+        from launcher.plan import pretrained  # imports a client for HTTP, which few runs need
 
         weights = pretrained.find_weights(settings)
         files.append(SentFile("TANDEM_WEIGHTS", f"weights {file}", pretrained=weights))
@@ -55,7 +57,7 @@ def build(config: Config) -> Program:
         from launcher.plan.requirements import read_requirements
 
         timm = read_requirements(TIMM_PACKAGES)
-    # What differs from machine to machine comes in the environment.
+    # TANDEM_WEIGHTS has the path, which differs from machine to machine.
     if files:
         options.pop("weights")
     words = ("-m", "trainer", "--config", json.dumps(options))
@@ -73,7 +75,7 @@ def build(config: Config) -> Program:
         files=tuple(files),
         requirements=timm,
         unless_module="timm",
-        modules=imported_by(model),
+        modules=list_imports(model),
         results=tuple(f"{RESULTS_FOLDER}/{options[name]}" for name in RESULTS if options.get(name)),
         ranks_pass_on=True,
         has_exit_codes=True,
@@ -85,16 +87,20 @@ def build(config: Config) -> Program:
     )
 
 
-def executes(config: Config) -> dict[str, str]:
-    """Return what these options would execute or send, as it is typed, by the option's name. Raises
-    UserError."""
-    options = given_to_trainer(config)
+def executed_options(config: Config) -> dict[str, str]:
+    """Return the options that make a run execute or send something, by name, as they are typed.
+    Raises UserError."""
+    options = collect_trainer_options(config)
     model, file = str(options["model"]), options.get("weights")
-    named = {"model": as_typed("MODEL", model)} if ":" in model and model != DEFAULT_MODEL else {}
-    return {**named, **({"weights": as_typed("WEIGHTS", file)} if file else {})}
+    executed = {}
+    if ":" in model and model != DEFAULT_MODEL:  # a function that the user named
+        executed["model"] = as_typed("MODEL", model)
+    if file:
+        executed["weights"] = as_typed("WEIGHTS", file)
+    return executed
 
 
-# How advice is given to somebody who trains by the trainer's variables; `{}` is the strategy.
+# Phrases of the report's advice for users of the trainer's variables; `{}` is the strategy.
 PHRASES = {
     "sync": "SYNC={}",
     "warmed_up": "with more EPOCHS, or with ARGS='--sync_warmup 0'",
@@ -106,10 +112,10 @@ PHRASES = {
 }
 
 
-def given_to_trainer(config: Config) -> dict[str, Any]:
-    """Return the options that the trainer is given, the same on each machine: those of a file,
-    which may be the recipe for this model and data, and over them those that were typed. Raises
-    UserError."""
+def collect_trainer_options(config: Config) -> dict[str, Any]:
+    """Return the options for the trainer, the same on each machine: the options of a file, which
+    may be the recipe for this model and data, and then the typed options, which replace them.
+    Raises UserError."""
     from contract.command_line import read_config
 
     typed = dict(config.trainer)
@@ -121,10 +127,10 @@ def given_to_trainer(config: Config) -> dict[str, Any]:
     return {"model": model, **typed} if file is None else {**read_config(file), **typed}
 
 
-def settings_of(config: Config) -> TrainerOptions:
+def read_settings(config: Config) -> TrainerOptions:
     """Return every option of the trainer as its ranks will read it. Raises UserError."""
-    # Some options need a folder to write to: each machine has one of its own.
-    options = {"output": ".", **given_to_trainer(config)}
+    # Some options are valid only with a folder to write to, which differs from machine to machine.
+    options = {"output": ".", **collect_trainer_options(config)}
     for name in RESULTS:
         file = options.get(name)
         if file and (file == ".." or Path(file).name != file):
@@ -147,14 +153,15 @@ def is_path(model: str) -> bool:
     return ":" in model and model.rpartition(":")[0].endswith(".py")
 
 
-def folder_of(model: str) -> Path | None:
+def model_folder(model: str) -> Path | None:
     """Return the folder to send for a model that is given by its path; None for others."""
     return Path(model.rpartition(":")[0]).parent if is_path(model) else None
 
 
-def read_paths(typed: dict[str, Any]) -> None:
-    """Replace MODEL= by what the trainer reads: a file of examples/, which is sent in any case, by
-    its module; another file by its absolute path. Raises UserError."""
+def resolve_paths(typed: dict[str, Any]) -> None:
+    """Replace the file in MODEL=path/file.py:function, among the options that were `typed`, by its
+    absolute path. A file of examples/ is sent in any case, and becomes a module. Raises
+    UserError."""
     model = typed.get("model", "")
     path, function = model.rsplit(":", 1) if ":" in model else (model, "")
     if not path.endswith(".py"):
@@ -173,9 +180,9 @@ def read_paths(typed: dict[str, Any]) -> None:
         typed["model"] = f"{file}:{function}"
 
 
-def imported_by(model: str) -> tuple[str, ...]:
-    """Return the packages that the files of a model of the user's import, without the standard
-    library and what is sent with them."""
+def list_imports(model: str) -> tuple[str, ...]:
+    """Return the packages that the files of a user's own model import, except the standard library
+    and packages that are sent."""
     if ":" not in model:
         return ()
     if model.startswith(TIMM):
@@ -184,14 +191,14 @@ def imported_by(model: str) -> tuple[str, ...]:
 
     # A model is path/file.py:function, or module:function of the checkout or of the environment.
     path, _, _ = model.rpartition(":")
-    root = folder_of(model) or CHECKOUT
+    root = model_folder(model) or CHECKOUT
     file = root / (Path(path).name if is_path(model) else f"{path.replace('.', '/')}.py")
     names = loaded_by(file, [root]).packages
     names |= set() if is_path(model) or file.is_file() else {path.partition(".")[0]}
-    return tuple(sorted(names - OURS))
+    return tuple(sorted(names - OUR_PACKAGES))
 
 
 def resume_config(began: Config, typed: Mapping[str, Any]) -> Config:
-    """Return the options of a run that continues. The ranks compare them with those of its newest
-    checkpoint, and refuse those that a run keeps (trainer/resume.py)."""
-    return config_of(typed, began)
+    """Return the options of a run that continues. The ranks refuse them if an option that a run
+    keeps differs from the newest checkpoint's (trainer/resume.py)."""
+    return make_config(typed, began)

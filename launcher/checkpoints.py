@@ -1,10 +1,10 @@
-"""Finds the newest complete checkpoint that a program saved, and copies it to every machine before
-the next attempt.
+"""Finds the newest complete checkpoint that a script saved, and copies it to every machine before
+the next attempt. handover.py calls `hand_over_newest`.
 
 A checkpoint is a file, or a folder as a whole, as Accelerate's save_state, the Trainer of
 transformers and torch.distributed.checkpoint write it; several machines may each have some files of
 such a folder. The names come from the machines, and outputs.py checks them. Each file's beginning
-and end show whether it is whole, before it is sent.
+and end show whether the file is whole, before it is sent; no tensor is read.
 """
 
 from __future__ import annotations
@@ -13,103 +13,144 @@ import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from contract.errors import UserError
 from contract.strategies import ATTACHED
-from launcher.collect import DISK_LEFT, NotHere, Unwritable, receive, staging
+from launcher.collect import DISK_RESERVE, NotCopied, Unwritable, receive_file, staging
 from launcher.folders import disk_free
-from launcher.outputs import Listing, OutputFile, link, list_outputs, put, show_names
+from launcher.outputs import (
+    OutputFile,
+    OutputListing,
+    list_outputs,
+    make_link,
+    show_names,
+    write_file,
+)
 from launcher.plan.code import WORK
 from launcher.site import RunSite
 from launcher.terminal import waiting
 from launcher.watch.attempts import not_copied
 
-SAFE = ".safetensors"  # holds tensors alone
-ENDINGS = (".pt", ".pth", ".ckpt", ".tar", SAFE)
+SAFETENSORS = ".safetensors"  # holds only tensors: loading it runs no code
+ENDINGS = (".pt", ".pth", ".ckpt", ".tar", SAFETENSORS)
 ENDINGS_IN_FOLDER = (*ENDINGS, ".bin", ".distcp")
-# A number that says when a checkpoint was saved; those of ranks and parts follow other words.
-NUMBER = re.compile(r"(?:check-?point|ckpt|step|epoch|iter|iteration)[-_=. ]?0*(\d+)", re.I)
-FOLDER = re.compile(rf".*{NUMBER.pattern}|.*\.(ckpt|pth?)", re.I | re.S)
-NEWEST = re.compile(r"(.*[-_. ])?(last|latest|best)([-_. ].*)?", re.I | re.S)
+# step_0500, epoch=3, checkpoint-12: when a checkpoint was saved. (rank0 and 00001-of-2 are not.)
+SAVE_NUMBER = re.compile(r"(?:check-?point|ckpt|step|epoch|iter|iteration)[-_=. ]?0*(\d+)", re.I)
+CHECKPOINT_FOLDER = re.compile(rf".*{SAVE_NUMBER.pattern}|.*\.(ckpt|pth?)", re.I | re.S)
+# last, model_best, latest-v1: names for a checkpoint without its number.
+NEWEST_NAME = re.compile(r"(.*[-_. ])?(last|latest|best)([-_. ].*)?", re.I | re.S)
 # Files that libraries put into a folder that is a checkpoint, whatever its name.
-INSIDE = re.compile(
+FOLDER_MARKS = re.compile(
     r"random_states_\d+\.pkl|trainer_state\.json|\.metadata|.*\.distcp|.*(model|optim)_states\.pt"
     r"|(.*[-_])?model-00001-of-\d+\..*",
     re.S,
 )
 # The beginning of a file by torch.save, whatever its ending: of today, and before torch 1.6.
-TORCH = re.compile(
+TORCH_HEAD = re.compile(
     rb"PK\x03\x04.{26,300}/data\.pkl|\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19\.", re.S
 )
-# Small files beside checkpoints that name the newest, as DeepSpeed and detectron2 leave them.
-POINTER = re.compile(r"(last|latest)\w*(\.txt|\.json)?")
-HEAD, TAIL = 1 << 16, 1 << 10  # bytes of a file that are looked at
-LONGEST = 100 << 20  # the header of a .safetensors, or a .metadata
-ZIP, ZIP_END = b"PK\3\4", b"PK\5\6"
-OFFSETS = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d{1,15}\s*,\s*(\d{1,15})\s*\]')
-PARTS = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")  # in a .metadata
+# Small files beside checkpoints that name the newest: DeepSpeed's `latest`, `last_checkpoint` of
+# detectron2.
+POINTER_NAME = re.compile(r"(last|latest)\w*(\.txt|\.json)?")
+HEAD_BYTES, TAIL_BYTES = 1 << 16, 1 << 10  # how much of a file's two ends is read
+MAX_HEADER_BYTES = 100 << 20  # of a .safetensors, or of a .metadata
+ZIP_HEAD, ZIP_DIRECTORY_END = b"PK\3\4", b"PK\5\6"
+# "data_offsets":[0,4096] in the header of a .safetensors: where a tensor begins and ends.
+DATA_OFFSETS = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d{1,15}\s*,\s*(\d{1,15})\s*\]')
+DISTCP_NAME = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")  # __0_0.distcp, in a .metadata
+SHARD_NUMBER = re.compile(r"\d+-of-(\d{1,9})")  # 00001-of-00003
 DIGITS = re.compile(r"\d+")
-SHARD = re.compile(r"\d+-of-(\d{1,9})")
-# A pickled dictionary whose first key is this one.
-FIRST = rb"\x80[\x02-\x05](\x95.{8})?\}(q\x00|\x94)?\((X.{4}|\x8c.)"
-OWN_STATE = re.compile(FIRST + re.escape(ATTACHED.encode()), re.S)
-MOST_TRIES, DEEPEST = 50, 16
+# A pickled dictionary whose first key is ATTACHED: the state of tandem.sync.
+SYNC_STATE = re.compile(
+    rb"\x80[\x02-\x05](\x95.{8})?\}(q\x00|\x94)?\((X.{4}|\x8c.)" + re.escape(ATTACHED.encode()),
+    re.S,
+)
+MAX_TRIES, MAX_DEPTH = 50, 16  # checkpoints that are looked at; folders above a file
+
+
+class Copy(NamedTuple):
+    """A copy of a checkpoint's file on the control node, and the machine that it came from."""
+
+    host: str
+    size: int
+    path: Path
 
 
 def group_files(names: Iterable[str], outputs: tuple[str, ...]) -> dict[str, str]:
-    """Map each file that belongs to a checkpoint to it: the outermost folder that is one, or the
-    file itself."""
-    paths, contents = [PurePosixPath(name) for name in names], dict[str, list[PurePosixPath]]()
-    paths = [path for path in paths if len(path.parts) <= DEEPEST]
+    """Map each file that belongs to a checkpoint to the checkpoint: the outermost folder that is a
+    checkpoint, or the file by itself."""
+    paths = [PurePosixPath(name) for name in names]
+    paths = [path for path in paths if len(path.parts) <= MAX_DEPTH]
+    contents: dict[str, list[PurePosixPath]] = {}  # of each folder, relative to it
+    # The last of a path's parents is `.`: out/run/a.pt has out/run, out and `.`.
     for path in paths:
-        for parent in [*path.parents][:-1]:
+        for parent in list(path.parents)[:-1]:
             contents.setdefault(str(parent), []).append(path.relative_to(parent))
-    marked = {str(path.parent) for path in paths if INSIDE.fullmatch(path.name)}
-
-    # Libraries mark their folders by certain files. Other folders count only below OUTPUT, and by
-    # their names.
-    def is_checkpoint(folder: str) -> bool:
-        name = PurePosixPath(folder).name
-        below = any(folder.startswith(f"{output}/") for output in outputs)
-        if folder not in marked and not (below and FOLDER.fullmatch(name)):
-            return False
-        # It only holds checkpoints if names in it have another number, or say last or best.
-        for path in contents[folder]:
-            is_single = path.name.endswith(ENDINGS)
-            if not path.name.endswith(ENDINGS_IN_FOLDER):
-                continue
-            texts = [text for text in path.parts[:-1] if FOLDER.fullmatch(text)]
-            texts += [path.name] if is_single else []
-            numbers = {number for text in texts for number in NUMBER.findall(text)}
-            if numbers - {*NUMBER.findall(name)} or (is_single and NEWEST.fullmatch(path.stem)):
-                return False
-        return True
-
-    folders = {folder for folder in contents if is_checkpoint(folder)}
+    marked = {str(path.parent) for path in paths if FOLDER_MARKS.fullmatch(path.name)}
+    checkpoint_folders = {
+        folder
+        for folder, inner_paths in contents.items()
+        if is_checkpoint_folder(folder, inner_paths, folder in marked, outputs)
+    }
     checkpoint_of = {}
     for path in paths:
-        parents = map(str, [*path.parents][-2::-1])  # without "."
-        checkpoint_of[str(path)] = next((p for p in parents if p in folders), str(path))
+        outermost_first = map(str, reversed(list(path.parents)[:-1]))
+        folders = (folder for folder in outermost_first if folder in checkpoint_folders)
+        checkpoint_of[str(path)] = next(folders, str(path))
+    # A checkpoint has at least one file that can hold a model's state.
     holds_state = {
         checkpoint
         for name, checkpoint in checkpoint_of.items()
         if name.endswith(ENDINGS if name == checkpoint else ENDINGS_IN_FOLDER)
     }
-    return {name: place for name, place in checkpoint_of.items() if place in holds_state}
+    return {name: point for name, point in checkpoint_of.items() if point in holds_state}
 
 
-def hand_over(
+def is_checkpoint_folder(
+    folder: str, inner_paths: Iterable[PurePosixPath], is_marked: bool, outputs: tuple[str, ...]
+) -> bool:
+    """Return whether a folder is one checkpoint, and not a folder of several."""
+    # Libraries mark their folders by certain files. Other folders count only below OUTPUT, and only
+    # if their names look like that of a checkpoint.
+    name = PurePosixPath(folder).name
+    is_output = any(folder.startswith(f"{output}/") for output in outputs)
+    if not is_marked and not (is_output and CHECKPOINT_FOLDER.fullmatch(name)):
+        return False
+    # epoch_3 with step_100.pt and last.pt in it holds checkpoints: the names in it have another
+    # number than its own, or say last or best.
+    for path in inner_paths:
+        if not path.name.endswith(ENDINGS_IN_FOLDER):
+            continue
+        texts = [text for text in path.parts[:-1] if CHECKPOINT_FOLDER.fullmatch(text)]
+        is_single = path.name.endswith(ENDINGS)
+        texts += [path.name] if is_single else []
+        numbers = {number for text in texts for number in SAVE_NUMBER.findall(text)}
+        if numbers - {*SAVE_NUMBER.findall(name)}:
+            return False
+        if is_single and NEWEST_NAME.fullmatch(path.stem):
+            return False
+    return True
+
+
+def count_patterns(folder: str, files: Iterable[str]) -> Counter[str]:
+    """Count a folder's files by their names without numbers: two of optim_#.bin, one of config."""
+    return Counter(DIGITS.sub("#", str(PurePosixPath(f).relative_to(folder))) for f in files)
+
+
+def hand_over_newest(
     site: RunSite, outputs: tuple[str, ...], has_last: bool, from_self: bool
 ) -> str | None:
-    """Find the checkpoint from which the next attempt continues, and copy it to all machines; None
-    if there is none. `has_last`: {last} in RESUME_ARGS gives its name to the program, which
-    otherwise looks for it. `from_self`: each machine continues from a file that it saved. Raises
-    UserError."""
+    """Find the checkpoint from which the next attempt continues, copy it to all machines, and
+    return its name; None if there is none. `has_last`: {last} in RESUME_ARGS gives the name to the
+    script, which otherwise searches for the newest file itself. `from_self`: each machine continues
+    from a file that it saved, so nothing is copied. Raises UserError."""
     with waiting(site.terminal, "looking for the newest checkpoint"):
-        search = Search(site, outputs, site.attempts.unfit(site.folder) if has_last else ())
-    room = max(0, disk_free() - DISK_LEFT)
+        unusable = site.attempts.find_unusable_checkpoints(site.folder) if has_last else ()
+        search = Search(site, outputs, unusable)
+    room = max(0, disk_free() - DISK_RESERVE)
     try:
         with waiting(site.terminal, "sending the newest checkpoint to all machines"):
             name = search.find_on_all() if from_self else search.copy_newest(room)
@@ -124,7 +165,7 @@ def hand_over(
     # A machine that does not answer may have the files that are missing: to begin again now would
     # throw its steps away.
     absent = [host for host in search.last_hosts if host not in search.checkpoints]
-    if name is None and absent and (search.rejected or search.unlisted):
+    if name is None and absent and (search.rejected or search.has_unlisted):
         raise UserError(
             f"there is no complete checkpoint without the files of {', '.join(absent)}: resume "
             "the run when all of its machines answer."
@@ -132,26 +173,27 @@ def hand_over(
     if name is not None:
         shown = show_names([name])
         site.terminal.say(f"the script continues from {shown}, which all machines have")
-        if absent and any(
-            groups[name][0].name != name for groups in search.checkpoints.values() if name in groups
-        ):
+        # A checkpoint that is a folder may have more files on a machine that does not answer.
+        files_by_host = search.files_of(name)
+        if absent and any(files[0].name != name for files in files_by_host.values()):
             site.terminal.say(f"{', '.join(absent)} may have more files of it")
         return name
     hint = ""
     if sent := [*dict.fromkeys(search.sent)]:
         hint = f"; Tandem sent {show_names(sent)}, so this run did not save it"
-    if other_names := [*dict.fromkeys(f.name for o in search.other_files.values() for f in o)]:
+    other_files = [file for files in search.other_files.values() for file in files]
+    if other_names := [*dict.fromkeys(file.name for file in other_files)]:
         hint += f"; {show_names(other_names)} is no checkpoint by its name and contents"
     site.terminal.say(f"no checkpoint was found in {', '.join(outputs)}{hint}: starting again")
     return None
 
 
 class Search:
-    """A search for the checkpoint from which the next attempt can continue.
-
-    `checkpoints` has the files of each by machine and name, the newest first, and `other_files` the
-    files that belong to none. `rejected` collects which checkpoints lack files or did not arrive.
-    """
+    """A search for the checkpoint from which the next attempt can continue. `checkpoints`: by
+    machine and name the files of each, the newest first. `other_files`: by machine the files that
+    belong to none. `sent`: checkpoints that came with the code. `rejected`: sentences on
+    checkpoints that lack files or did not arrive. `has_unlisted`: a machine did not list its
+    files."""
 
     def __init__(self, site: RunSite, outputs: tuple[str, ...], unfit: Collection[str] = ()):
         self.nodes, self.folder, self.say = site.machines.nodes, site.folder, site.terminal.say
@@ -164,76 +206,81 @@ class Search:
         self.links: dict[str, dict[str, str]] = {}
         self.sent: list[str] = []
         self.rejected: list[str] = []
-        self.unlisted = False
-        # Times of different machines are not compared: the first machine that has one decides.
-        hosts = [host for host in self.last_hosts if host in site.folders]
-        hosts += [host for host in site.folders if host not in hosts]
-        listings: dict[str, Listing] = {}
+        self.has_unlisted = False
+        # Times of different machines are not compared: the first machine that has a checkpoint
+        # decides. The machines of the last attempt come first, since they have the newest.
+        hosts = [host for host in self.last_hosts if host in self.run_folders]
+        hosts += [host for host in self.run_folders if host not in hosts]
+        listings: dict[str, OutputListing] = {}
         for host in hosts:
             try:
-                listings[host] = list_outputs(self.nodes[host], site.folders[host], outputs)
-            except NotHere as error:
-                self.unlisted = True
+                listings[host] = list_outputs(self.nodes[host], self.run_folders[host], outputs)
+            except NotCopied as error:
+                self.has_unlisted = True
                 self.say(f"{host}: its checkpoints are unknown: {error}")
-        # The file that makes a folder a checkpoint may be on one of several machines.
-        checkpoint_of = group_files({f.name for o in listings.values() for f in o.files}, outputs)
+        # All names are grouped at once, because the file that marks a folder as a checkpoint may be
+        # on one of several machines.
+        all_names = {file.name for listing in listings.values() for file in listing.files}
+        checkpoint_of = group_files(all_names, outputs)
         for host, listing in listings.items():
-            groups, stems = dict[str, list[OutputFile]](), dict[str, list[str]]()
+            groups: dict[str, list[OutputFile]] = {}  # by checkpoint; "" for files without one
             for file in listing.files:
                 groups.setdefault(checkpoint_of.get(file.name, ""), []).append(file)
             self.other_files[host], self.links[host] = groups.pop("", []), listing.links
             self.sent += listing.skipped["sent"][1] if "sent" in listing.skipped else []
+            # Of 5.pt and 5.safetensors the one that runs no code when it is loaded comes first.
+            same_stem: dict[str, list[str]] = {}
             for name, files in groups.items():
-                stem = str(PurePosixPath(name).with_suffix("")) if files[0].name == name else name
-                stems.setdefault(stem, []).append(name)
-            # Of files with the same stem, the one that runs no code when it is loaded comes first.
+                is_file = files[0].name == name
+                stem = str(PurePosixPath(name).with_suffix("")) if is_file else name
+                same_stem.setdefault(stem, []).append(name)
             names = [
-                n for s in stems.values() for n in sorted(s, key=lambda n: not n.endswith(SAFE))
+                name
+                for stem_names in same_stem.values()
+                for name in sorted(stem_names, key=lambda name: not name.endswith(SAFETENSORS))
             ]
             self.checkpoints[host] = {name: groups[name] for name in names}
 
     def newest_first(self) -> list[str]:
-        """Merge the machines' names. The first machine's order counts; a name that it lacks comes
-        before the names that are older on another machine of the last attempt."""
+        """Merge the machines' names into one order. The first machine's order counts; a name that
+        it lacks comes before the names that are older on another machine of the last attempt."""
         if not any(self.checkpoints.values()):
-            # Take files with another ending if torch.save wrote them.
+            # Without any known ending, take the files that torch.save wrote.
             for host, files in self.other_files.items():
-                for file in files[:MOST_TRIES]:
-                    if TORCH.match(self.read(host, file.name, TAIL)):
+                for file in files[:MAX_TRIES]:
+                    if TORCH_HEAD.match(self.read(host, file.name, TAIL_BYTES)):
                         self.checkpoints[host][file.name] = [file]
-        # `fresh` are the names that the order lacks, up to the next one that it has.
+        # From [3, 1] and [4, 3, 2, 1] comes [4, 3, 2, 1]: new names are inserted before the next
+        # name that the order has.
         order: list[str] = []
         for host, names in self.checkpoints.items():
-            position, fresh = 0, list[str]()
-            for name in [*names][: 10 * MOST_TRIES]:
+            position, new_names = 0, list[str]()
+            for name in [*names][: 10 * MAX_TRIES]:
                 if name not in order:
-                    fresh.append(name)
+                    new_names.append(name)
                 elif host in self.last_hosts:
                     position = max(position, order.index(name))
-                    order[position:position] = fresh
-                    position, fresh = position + len(fresh), []
-            order += fresh
-        # From an unfit one the last attempt failed before its first step: it is tried last.
-        return sorted(order, key=lambda name: name in self.unfit)[:MOST_TRIES]
+                    order[position:position] = new_names
+                    position, new_names = position + len(new_names), []
+            order += new_names
+        # The last attempt failed before its first step from an unfit checkpoint, so try that last.
+        return sorted(order, key=lambda name: name in self.unfit)[:MAX_TRIES]
 
     def find_on_all(self) -> str | None:
-        """Return the newest checkpoint that every machine has saved itself, None if no machine has
+        """Return the newest checkpoint that every machine has saved itself; None if no machine has
         any. Raises UserError, Unwritable."""
         for name in self.newest_first():
-            if not self.unlisted and all(
-                name in files
-                and not self.missing(name, {file.name: host for file in files[name]}, ())
-                and all(self.is_intact(host, file) for file in files[name])
-                for host, files in self.checkpoints.items()
+            if not self.has_unlisted and all(
+                name in checkpoints
+                and not self.missing(name, {file.name: host for file in checkpoints[name]}, ())
+                and all(self.is_intact(host, file) for file in checkpoints[name])
+                for host, checkpoints in self.checkpoints.items()
             ):
                 return name
         if any(self.checkpoints.values()):
-            lack = [host for host, names in self.checkpoints.items() if not names]
-            reason = (
-                f"{', '.join(lack)} has none"
-                if lack
-                else ("no intact checkpoint is on all machines")
-            )
+            reason = "no intact checkpoint is on all machines"
+            if hosts := [host for host, names in self.checkpoints.items() if not names]:
+                reason = f"{', '.join(hosts)} has none"
             raise UserError(
                 "RESUME_FROM=self: each machine continues from a checkpoint that it saved, and "
                 f"{reason}: leave it out, so that one file goes to all of them, or let the script "
@@ -242,13 +289,14 @@ class Search:
         return None
 
     def copy_newest(self, room: int) -> str | None:
-        """Copy the newest complete checkpoint to all machines, or the next one if it does not
-        arrive here. Returns its name, None if none arrived. Raises UserError, Unwritable."""
+        """Copy the newest complete checkpoint to all machines, or the next one if that does not
+        arrive on the control node. `room`: bytes. Returns its name, None if none arrived. Raises
+        UserError, Unwritable."""
         names = self.newest_first()
         for position, name in enumerate(names):
-            by_host = {host: g[name] for host, g in self.checkpoints.items() if name in g}
+            by_host = self.files_of(name)
             # Another machine may have files from before the last attempt under the same name.
-            by_host = {h: files for h, files in by_host.items() if h in self.last_hosts} or by_host
+            by_host = {h: by_host[h] for h in by_host if h in self.last_hosts} or by_host
             hosts = {file.name: host for host, files in by_host.items() for file in files}
             if reason := self.missing(name, hosts, names[position + 1 :]):
                 held_by = "; ".join(
@@ -256,156 +304,183 @@ class Search:
                     for host, files in by_host.items()
                 )
                 self.reject(f"{show_names([name])} is not complete: {reason} ({held_by})")
-            elif self.copy(name, by_host, room):
+            elif self.copy_to_all(name, by_host, room):
                 return name
         return None
 
-    def reject(self, reason: str) -> bool:
+    def files_of(self, name: str) -> dict[str, list[OutputFile]]:
+        """Return the files of a checkpoint, by machine."""
+        return {host: points[name] for host, points in self.checkpoints.items() if name in points}
+
+    def reject(self, reason: str) -> None:
         self.rejected.append(reason)
         self.say(reason)
-        return False
 
-    def missing(self, name: str, hosts: dict[str, str], older: Iterable[str]) -> str | None:
-        """Word what a checkpoint lacks, whose files are on these `hosts`; None if it seems whole.
-        `older`: names of checkpoints that were saved before it."""
+    def missing(self, name: str, hosts: Mapping[str, str], older: Iterable[str]) -> str | None:
+        """Word what a checkpoint lacks; None if all of its files seem to exist. `hosts`: a machine
+        for each of its files. `older`: names of checkpoints that were saved before it."""
         # A single file is judged by its contents (is_intact).
         if name in hosts:
             return None
+        # torch.distributed.checkpoint: .metadata, which lists the __0_0.distcp of all ranks.
         for file, host in hosts.items():
             folder = PurePosixPath(file).parent
             if file.endswith(".distcp") and f"{folder}/.metadata" not in hosts:
                 return f"{folder}/.metadata, which rank 0 writes last, is missing"
             if file == f"{folder}/.metadata":
-                names = [name.decode() for name in PARTS.findall(self.read(host, file, LONGEST))]
+                metadata = self.read(host, file, MAX_HEADER_BYTES)
+                names = [name.decode() for name in DISTCP_NAME.findall(metadata)]
                 if missing := sorted({f"{folder}/{name}" for name in names} - {*hosts}):
                     return f"{show_names(missing)} is missing"
+        # transformers: model-00001-of-00003.safetensors, of which each says how many there are.
         shards = Counter[tuple[str, int]]()
         for path in (PurePosixPath(file) for file in hosts if file.endswith(ENDINGS_IN_FOLDER)):
-            if match := SHARD.search(path.name):
-                shards[str(path.with_name(SHARD.sub("#", path.name))), int(match[1])] += 1
-        for (kind, total), count in shards.items():
+            if match := SHARD_NUMBER.search(path.name):
+                pattern = str(path.with_name(SHARD_NUMBER.sub("#", path.name)))
+                shards[pattern, int(match[1])] += 1
+        for (pattern, total), count in shards.items():
             if count < total:
-                return f"only {count} of {total} files such as {show_names([kind])} exist"
-        # A rank that was killed has not written the files that the folder before this one has.
-        kinds = Counter(DIGITS.sub("#", str(PurePosixPath(f).relative_to(name))) for f in hosts)
-        folder = PurePosixPath(name).parent
-        for older_name in (o for o in older if PurePosixPath(o).parent == folder):
-            files = {f.name for g in self.checkpoints.values() for f in g.get(older_name, ())}
-            if older_name in files:  # a single file
+                return f"only {count} of {total} files such as {show_names([pattern])} exist"
+        # A rank that was killed has not written its files, such as optim_3.bin. Compare with the
+        # next older folder: as many files of each pattern, but one per rank at most.
+        counts = count_patterns(name, hosts)
+        for older_name in older:
+            files = {file.name for files in self.files_of(older_name).values() for file in files}
+            is_file = older_name in files
+            if is_file or posixpath.dirname(older_name) != posixpath.dirname(name):
                 continue
-            kinds_before = [
-                DIGITS.sub("#", str(PurePosixPath(f).relative_to(older_name))) for f in files
-            ]
-            for kind, count in Counter(kinds_before).items():
-                if kinds[kind] < min(count, self.world_size):
-                    return f"only {kinds[kind]} of {count} files such as {show_names([kind])} exist"
+            for pattern, count in count_patterns(older_name, files).items():
+                if counts[pattern] < min(count, self.world_size):
+                    shown = show_names([pattern])
+                    return f"only {counts[pattern]} of {count} files such as {shown} exist"
             break
         return None
 
-    def copy(self, name: str, by_host: dict[str, list[OutputFile]], room: int) -> bool:
+    def copy_to_all(self, name: str, by_host: dict[str, list[OutputFile]], room: int) -> bool:
         """Copy a checkpoint to all machines. Each file is read once, from the first machine that
         has an intact one. Returns whether all machines have it. Raises UserError, Unwritable."""
-        sources: dict[str, dict[str, OutputFile]] = {}
+        sources: dict[str, dict[str, OutputFile]] = {}  # file -> machine -> its file
         for host, files in by_host.items():
             for file in files:
                 sources.setdefault(file.name, {})[host] = file
             # The pointer to a checkpoint goes with it: libraries read the name from there.
             for file in self.other_files[host]:
-                folder, _, file_name = file.name.rpartition("/")
-                is_beside = folder == name.rpartition("/")[0] and file.size < TAIL
-                if is_beside and POINTER.fullmatch(file_name):
+                folder, file_name = posixpath.split(file.name)
+                is_beside = folder == posixpath.dirname(name) and file.size < TAIL_BYTES
+                if is_beside and POINTER_NAME.fullmatch(file_name):
                     sources.setdefault(file.name, {host: file})
-        # All files are here before any is sent on: no machine gets half of a checkpoint.
+        # All files arrive here before any file is sent: no machine gets half of a checkpoint.
         with staging(self.folder) as scratch:
-            fresh: dict[str, tuple[str, int, Path]] = {}
-            for number, (file_name, copies) in enumerate(sources.items()):
-                reason = ""
-                for host, file in copies.items():
-                    if not self.is_intact(host, file, file_name == name):
-                        continue
-                    path = scratch / f"{number}-{host}"
-                    try:
-                        size = receive(self.nodes[host], self.source(host), file_name, path, room)
-                    except NotHere as error:
-                        size, reason = None, str(error)
-                    if size is not None and size <= room:
-                        fresh[file_name], room = (host, size, path), room - size
-                        break
-                    reason = reason or "it is gone, or the control node's disk is full"
-                if file_name not in fresh:
-                    text = f"{show_names([name])} did not arrive: {reason}"
-                    return bool(reason) and self.reject(text)
+            copies: dict[str, Copy] = {}
+            for number, (file_name, files_by_host) in enumerate(sources.items()):
+                path = scratch / str(number)
+                copy = self.fetch_intact(files_by_host, path, room, file_name == name)
+                if isinstance(copy, str):
+                    if copy:
+                        self.reject(f"{show_names([name])} did not arrive: {copy}")
+                    return False
+                copies[file_name], room = copy, room - copy.size
             for host in self.run_folders:
-                self.give(host, name, fresh)
+                self.give_files(host, name, copies)
                 for source in by_host:
                     self.copy_links(name, source, host)
         return True
 
-    def give(self, host: str, name: str, fresh: dict[str, tuple[str, int, Path]]) -> None:
-        """Write these files of a checkpoint to a machine: of each its source, size, and copy."""
-        for file_name, (source, size, path) in fresh.items():
-            if host == source:
+    def fetch_intact(
+        self, files_by_host: dict[str, OutputFile], path: Path, room: int, is_single: bool
+    ) -> Copy | str:
+        """Copy a file from the first machine whose file is intact. Returns the reason if it did not
+        arrive; "" if no machine's file is intact, which is_intact has reported."""
+        reason = ""
+        for host, file in files_by_host.items():
+            if not self.is_intact(host, file, is_single):
                 continue
-            if POINTER.fullmatch(posixpath.basename(file_name)) and file_name != name:
+            target = path.with_name(f"{path.name}-{host}")
+            try:
+                folder = self.work_folder(host)
+                size = receive_file(self.nodes[host], folder, file.name, target, room)
+            except NotCopied as error:
+                size, reason = None, str(error)
+            if size is not None and size <= room:
+                return Copy(host, size, target)
+            reason = reason or "it is gone, or the control node's disk is full"
+        return reason
+
+    def give_files(self, host: str, name: str, copies: Mapping[str, Copy]) -> None:
+        """Write a checkpoint's files to a machine, except those that came from it. Raises
+        UserError."""
+        for file_name, copy in copies.items():
+            path, size = copy.path, copy.size
+            if host == copy.host:
+                continue
+            if POINTER_NAME.fullmatch(posixpath.basename(file_name)) and file_name != name:
                 # It may say where the checkpoint is on the machine that wrote it.
-                text = self.localize(os.fsdecode(path.read_bytes()), source, host)
+                text = self.translate_paths(os.fsdecode(path.read_bytes()), copy.host, host)
                 path = path.with_name(f"{path.name}-for-{host}")
                 size = path.write_bytes(os.fsencode(text))
-            put(self.nodes[host], path, size, self.source(host), file_name)
+            write_file(self.nodes[host], path, size, self.work_folder(host), file_name)
 
     def copy_links(self, name: str, source: str, host: str) -> None:
-        """Make on `host` the links to a checkpoint, such as `last.ckpt`, that its folder on
-        `source` has."""
+        """Make on `host` the links to a checkpoint, such as last.ckpt -> step-5.ckpt, that its
+        folder on `source` has. Raises UserError."""
         folder = posixpath.dirname(name)
         for link_name, target in self.links[source].items():
             link_folder, base_name = posixpath.split(link_name)
-            if not (base_name.endswith(ENDINGS) or NEWEST.fullmatch(base_name)):
+            if not (base_name.endswith(ENDINGS) or NEWEST_NAME.fullmatch(base_name)):
                 continue
             # A target from / is a path of the source; any other begins in the link's folder.
-            leads = self.localize(target, source, host).removeprefix(f"{self.source(host)}/")
-            inside = posixpath.normpath(leads if leads != target else f"{link_folder}/{target}")
-            if host != source and link_folder == folder and inside == name:
-                link(self.nodes[host], self.source(host), link_name, posixpath.basename(name))
+            work_folder = self.work_folder(host)
+            path = self.translate_paths(target, source, host).removeprefix(f"{work_folder}/")
+            path = posixpath.normpath(path if path != target else f"{link_folder}/{target}")
+            if host != source and link_folder == folder and path == name:
+                make_link(self.nodes[host], work_folder, link_name, posixpath.basename(name))
 
-    def localize(self, text: str, source: str, host: str) -> str:
-        """Replace, in paths of a machine, the folder that the run has there by another's."""
-        tail = "/".join(self.source(source).split("/")[-3:])  # above it there may be a link
+    def translate_paths(self, text: str, source: str, host: str) -> str:
+        """Replace, in paths of one machine, the folder that the run has there by another's."""
+        # /home/anna/.tandem/runs/<run>/work/pc1/out/5.pt: above <run> there may be a link, so only
+        # the last three folders are compared.
+        tail = "/".join(self.work_folder(source).split("/")[-3:])
         pattern = rf"/(?:[^\s\"'/]+/)*{re.escape(tail)}(?=/)"
-        return re.sub(pattern, lambda _: self.source(host), text)
+        return re.sub(pattern, lambda _: self.work_folder(host), text)
 
-    def source(self, host: str) -> str:
+    def work_folder(self, host: str) -> str:
+        """Return the folder on a machine to which the names of its files belong."""
         return f"{self.run_folders[host]}/{WORK}/{host}"
 
     def read(self, host: str, name: str, max_bytes: int, begin: int = 0) -> bytes:
-        """Return a piece of a machine's file; nothing if it does not arrive. Raises Unwritable."""
+        """Return a piece of a machine's file; b"" if it does not arrive. Raises Unwritable."""
         with staging(self.folder) as scratch:
             path = scratch / "piece"
             try:
-                receive(self.nodes[host], self.source(host), name, path, max_bytes, begin)
-            except NotHere:
+                folder = self.work_folder(host)
+                receive_file(self.nodes[host], folder, name, path, max_bytes, begin)
+            except NotCopied:
                 return b""
             return path.read_bytes()[:max_bytes] if path.exists() else b""
 
     def is_intact(self, host: str, file: OutputFile, is_single: bool = True) -> bool:
-        """Return whether an attempt can continue from a file, as far as its two ends show."""
-        head = self.read(host, file.name, HEAD)
+        """Return whether an attempt can continue from a file, as far as its two ends show.
+        `is_single`: the file is the whole checkpoint. Raises Unwritable."""
+        head = self.read(host, file.name, HEAD_BYTES)
         # The state of a rank's tandem.sync has no weights, so by itself it is no checkpoint.
-        if OWN_STATE.search(head):
+        if SYNC_STATE.search(head):
             return not is_single
         problem = None
         if not head and file.name.endswith(ENDINGS):
             problem = "it is empty, or gone"
         # A zip ends with its directory, which torch.save writes last.
-        elif head.startswith(ZIP):
-            tail = self.read(host, file.name, TAIL, max(0, file.size - TAIL))
-            problem = None if ZIP_END in tail else "its end is missing"
-        elif file.name.endswith(SAFE):
+        elif head.startswith(ZIP_HEAD):
+            tail = self.read(host, file.name, TAIL_BYTES, max(0, file.size - TAIL_BYTES))
+            problem = None if ZIP_DIRECTORY_END in tail else "its end is missing"
+        # A .safetensors has 8 bytes with the size of its header, the header, and the tensors.
+        elif file.name.endswith(SAFETENSORS):
             size = int.from_bytes(head[:8], "little")
-            if size > min(LONGEST, file.size):
+            if size > min(MAX_HEADER_BYTES, file.size):
                 problem = "its header is damaged"
             else:
-                header = head[8:] if size <= HEAD - 8 else self.read(host, file.name, size, 8)
-                ends = map(int, OFFSETS.findall(header[:size]))
+                has_header = size <= HEAD_BYTES - 8
+                header = head[8:] if has_header else self.read(host, file.name, size, 8)
+                ends = map(int, DATA_OFFSETS.findall(header[:size]))
                 is_whole = 8 + size + max(ends, default=0) <= file.size
                 problem = None if is_whole else "its end is missing"
         if problem:

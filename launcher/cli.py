@@ -1,5 +1,6 @@
-"""The command line of the launcher. Each command imports its modules itself: the error about a
-mistyped option need not wait for Fabric."""
+"""Reads the launcher's command line and calls the function of the verb. Each verb imports its
+modules itself: the error about a mistyped option need not wait for Fabric.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from launcher import terminal
 USAGE_ERROR = 2
 PROGRAM = "python -m launcher"
 Typed = dict[str, Any]  # command_line.verb_words
-# The verbs of make that this program carries out, and two that only the Makefile types.
+# The verbs of make that this program carries out. ROWS also has two verbs that only the Makefile
+# types: inventory and gather.
 VERBS = (
     *("find", "plan", "train", "dry-run", "slurm", "evaluate"),
     *("status", "top", "attach", "stop", "runs"),
@@ -35,24 +37,25 @@ ROWS = {
 
 
 def plan(typed: Typed) -> int:
+    """Carry out `make plan`. Returns the exit code. Raises UserError."""
     from launcher import measure
-    from launcher.build_trainer import given_to_trainer
-    from launcher.options import config_of, new_config
+    from launcher.build_trainer import collect_trainer_options
+    from launcher.options import make_config, new_config
 
-    reports = ("epochs", "batch", "precision", "sync", "run", "gpu", "link")
-    words = [f"--{key}={typed[key]}" for key in reports if key in typed]
+    report_options = ("epochs", "batch", "precision", "sync", "run", "gpu", "link")
+    words = [f"--{key}={typed[key]}" for key in report_options if key in typed]
     words += ["--all"] if typed.get("all") else []
     # With GPU= the report predicts from published speeds: no machine is asked.
     if "gpu" in typed:
         words += [f"--{key}={typed[key]}" for key in ("model", "nodes") if key in typed]
-        options = given_to_trainer(config_of({"data": "", "args": typed.get("args", [])}))
+        options = collect_trainer_options(make_config({"data": "", "args": typed.get("args", [])}))
         words += [f"--optimizer={options['optimizer']}"] if "optimizer" in options else []
-        return measure.show(measure.report(words), terminal.Terminal())
-    # These are about the prediction; a measurement trains each machine alone, without a link.
+        return measure.show(measure.run_report_plan(words), terminal.Terminal())
+    # These options are about the prediction: a measurement trains each machine alone, with no link.
     typed = {key: value for key, value in typed.items() if key not in ("sync", "run", "link")}
     config = new_config(typed)
-    if "data" not in typed and not {"model", "config"}.isdisjoint(config_of(typed).trainer):
-        config = dataclasses.replace(config, data="")  # noise: no images were named
+    if "data" not in typed and not {"model", "config"}.isdisjoint(make_config(typed).trainer):
+        config = dataclasses.replace(config, data="")  # no images: train on noise
     return measure.plan(config, words, bool(typed.get("measure")))
 
 
@@ -71,22 +74,22 @@ def parse(argv: Sequence[str]) -> tuple[str, Typed]:
         )
     typed = command_line.verb_words(verb, argv[1:], f"{PROGRAM} {verb}", ROWS[verb])
     if {"script", "model"} & typed.keys() or "SCRIPT" in ROWS[verb].variables:
-        from launcher.programs import read_paths
+        from launcher.programs import resolve_paths
 
-        read_paths(typed)
+        resolve_paths(typed)
     return verb, typed
 
 
-def carry_out(verb: str, typed: Typed, argv: list[str]) -> int:
-    """Carry out one of VERBS. Returns the exit code. Raises UserError."""
-    if verb == "evaluate":  # its machines are those of the run
+def run_verb(verb: str, typed: Typed, argv: list[str]) -> int:
+    """Carry out one of ROWS. Returns the exit code. Raises UserError."""
+    if verb == "evaluate":  # before INVENTORY, whose default is that of the run
         from launcher import evaluate
 
         return evaluate.evaluate(typed.pop("run", verbs.LATEST), typed)
     file, run_name = typed.get("inventory", DEFAULT_INVENTORY), typed.get("run")
-    # Commands that this process prints name the same list of machines.
+    # Commands that this process prints name the same inventory.
     if "INVENTORY" in ROWS[verb].variables:
-        terminal.keep_machines(file)
+        terminal.remember_inventory(file)
     if verb in ("train", "dry-run", "slurm"):
         from launcher import run
         from launcher.options import new_config
@@ -108,9 +111,9 @@ def carry_out(verb: str, typed: Typed, argv: list[str]) -> int:
     if verb == "gather":
         from launcher.folders import relative
         from launcher.gather import gather_files
-        from launcher.options import config_of
+        from launcher.options import make_config
 
-        for path in gather_files(config_of(typed), terminal.Terminal()):
+        for path in gather_files(make_config(typed), terminal.Terminal()):
             terminal.show(f"gathered: {relative(path)}", sys.stdout)
         return 0
 
@@ -118,7 +121,7 @@ def carry_out(verb: str, typed: Typed, argv: list[str]) -> int:
     from launcher.machines import inventory
 
     return {
-        "inventory": lambda: inventory.refuse(Path(file), typed.get("limit")),
+        "inventory": lambda: inventory.check(Path(file), typed.get("limit")),
         "find": lambda: find.find(typed.get("net"), file, typed.get("write", False)),
         "top": lambda: top.top(run_name, file),
         "status": lambda: status.status(run_name or verbs.LATEST, typed.get("json", False)),
@@ -130,7 +133,7 @@ def carry_out(verb: str, typed: Typed, argv: list[str]) -> int:
 
 def main(argv: list[str]) -> int:
     try:
-        return interrupts.run_printing_main("tandem", lambda: carry_out(*parse(argv), argv))
+        return interrupts.run_printing_main("tandem", lambda: run_verb(*parse(argv), argv))
     except UserError as error:
         for problem in error.problems:
             terminal.show(problem, sys.stderr)

@@ -1,17 +1,18 @@
-"""Brings a run's files from the nodes to the control node. Of records it fetches only what the
-copies lack (launcher/watch/guards.py). It uses other channels than the guards, so that no lease and
-no stop waits for files.
+"""Copies a run's records, checkpoints and results from its machines to the control node, after the
+run. The guards have sent most records before (watch/guards.py), so only their ends are fetched. The
+modules outputs.py and checkpoints.py copy a script's own files with the same tools.
 
-A node is not trusted with names, types or sizes. The launcher asks for one file of the contract
-(docs/run-directory.md) at a time, by a name that it makes from the node's name and ranks, and the
-node answers with bytes. Therefore no link, device or folder can arrive, and no file of another
-node. The bytes are counted into an empty folder, and then added to the run's folder.
+A machine is not trusted with names, types or sizes. The launcher asks for one file of the contract
+(docs/run-directory.md) at a time, and makes its name from the machine's name and ranks. The machine
+answers with bytes, so no link, device or folder can arrive, and no other machine's file.
+The bytes are counted into an empty folder, and only then moved into the run's folder.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
 import shutil
@@ -25,55 +26,67 @@ from contract import records
 from contract.errors import UserError
 from launcher.background import MIB
 from launcher.folders import disk_free, relative
-from launcher.machines.engine import Node, TimedOut, close_all, error_location, stream_output, talk
+from launcher.machines.engine import (
+    Node,
+    Process,
+    TimedOut,
+    close_all,
+    error_location,
+    stream_output,
+    talk,
+)
 
-CHECKPOINT = re.compile(r"step-([0-9]{1,18})\.pt")
+CHECKPOINT = re.compile(r"step-([0-9]{1,18})\.pt")  # step-1200.pt, as the trainer names it
 LIST_SECONDS = 20.0
-# At least this much has to arrive every 60 s, so a file of n MiB takes n / 4 + 1 minutes at most,
-# whoever sends it. (Eight machines that share 10 Mbit/s have 9 MiB a minute each.)
-SECONDS, LEAST = 60.0, 4 * MIB
-# A .bashrc may print before the file begins.
+# At least MIN_BYTES have to arrive in each SLOWEST_SECONDS, so a file of n MiB takes n / 4 + 1
+# minutes at most, whoever sends it. (Eight machines that share 10 Mbit/s have 9 MiB a minute each.)
+SLOWEST_SECONDS, MIN_BYTES = 60.0, 4 * MIB
+# The line before the file's first byte: a .bashrc may print before it.
 MARK = b"tandem-file\n"
-GREETING = 1 << 16
-# From within the folder, since a path from / would be too long for some names.
+MAX_GREETING_BYTES = 1 << 16  # what a .bashrc may print
+# The words: the folder, the name in it, the number of bytes, and the first byte counted from 1.
+# It changes into the folder, since a path from / would be too long for some names.
 SEND = (
     'cd "$1" 2>/dev/null || exit 3; '
     'test -e "$2" || test -L "$2" || exit 3; test -f "$2" && test ! -L "$2" || exit 4; '
     'test -r "$2" || exit 5; exec 3<"$2"; echo tandem-file; tail -c "+$4" <&3 | head -c "$3"'
 )
-ABSENT, IRREGULAR, UNREADABLE = 3, 4, 5
-# Errors about a name, on a disk that works.
-NAMES = (
+ABSENT, IRREGULAR, UNREADABLE = 3, 4, 5  # exit codes of SEND
+# These errors are about a file's name; a disk that works gives them, too.
+NAME_ERRORS = (
     *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG),
     *(errno.EINVAL, errno.EILSEQ),
 )
-# Space that the run's own last files need on the disk that the checkpoints go to.
-DISK_LEFT = 256 * MIB
+# Checkpoints leave this much of the control node's disk to the last logs and records of the run.
+DISK_RESERVE = 256 * MIB
 
 
-class NotHere(Exception):
+class NotCopied(Exception):
     """A file did not arrive; the text says why, for a person."""
 
 
-class Lost(NotHere):
+class MachineLost(NotCopied):
     """No other file will arrive either: the connection is gone, or what answered at its far end."""
 
 
-class TooLarge(NotHere):
-    """A checkpoint is larger than this machine's disk has room for."""
+class TooLarge(NotCopied):
+    """A checkpoint is larger than the control node's disk has room for."""
 
 
 class Unwritable(Exception):
-    """This machine's own disk cannot be written to; the text says why."""
+    """The control node's own disk cannot be written to; the text says why."""
+
+
+# ---- records ----
 
 
 def recorded_files(host: str, attempts: list[dict[str, Any]]) -> list[str]:
-    """List the names of the files that a node may have written, below the run's folder."""
+    """List the names of the files that a machine may have written, below the run's folder."""
     names = []
-    # A name has the number of a rank, and a node may have other ranks in each attempt.
+    # A name has the number of a rank, and a machine may have other ranks in each attempt.
     for entry in attempts:
         attempt, ranks = entry["attempt"], entry.get("ranks", {}).get(host)
-        if ranks is None:  # the node had no part in this attempt
+        if ranks is None:  # the machine had no part in this attempt
             continue
         names.append(f"nodes/{host}/{records.machine(attempt)}")
         for rank in ranks:
@@ -82,102 +95,110 @@ def recorded_files(host: str, attempts: list[dict[str, Any]]) -> list[str]:
     return names
 
 
-def bring(
+def fetch_records(
     nodes: dict[str, Node],
     run_folders: Mapping[str, str],
     attempts: list[dict[str, Any]],
     folder: Path,
     max_bytes: int,
-    more_files: tuple[str, ...] = (),
+    extra_files: tuple[str, ...] = (),
 ) -> list[str]:
-    """Bring what every node recorded, and `more_files` of each, up to `max_bytes` of a file.
-    `run_folders`: the run's folder on each node. Returns a sentence for each file that did not
-    arrive. Raises Unwritable."""
+    """Copy what every machine recorded, and its `extra_files`, into the run's `folder`, up to
+    `max_bytes` of a file. `run_folders`: the run's folder on each machine. Returns a sentence for
+    each file that did not arrive. Raises Unwritable."""
 
-    def bring_from(host: str) -> list[str]:
-        names = [f"nodes/{host}/{name}" for name in more_files] + recorded_files(host, attempts)
-        return one_by_one(host, names, lambda name: bring_record(host, name))
+    def fetch_from(host: str) -> list[str]:
+        names = [f"nodes/{host}/{name}" for name in extra_files] + recorded_files(host, attempts)
+        source = (nodes[host], run_folders[host])
+        return fetch_each(host, names, lambda name: fetch_record(*source, name, folder, max_bytes))
 
-    def bring_record(host: str, name: str) -> list[str]:
-        target, source = folder / name, f"{run_folders[host]}/{name}"
-        by_lines = not name.endswith(".json")  # the beginning is useful without the end
-        with staging(folder) as scratch:
-            fresh = scratch / "file"
-            # The guard sent the beginning during the run: only what follows is fetched.
-            begin = target.stat().st_size if by_lines and target.exists() else 0
-            limit = max(0, max_bytes - begin)
-            size = receive(nodes[host], run_folders[host], name, fresh, limit, begin)
-            if size is None:
-                return []
-            lines = []
-            if size > limit:
-                excess = (
-                    f"larger than {max_bytes // MIB} MiB (KEEP= raises this limit); the whole file"
-                )
-                if not by_lines:
-                    raise NotHere(f"it is {excess} is {source} on that machine")
-                with fresh.open("r+b") as file:  # end with the last complete line
-                    near_end = max(0, limit - MIB)
-                    file.seek(near_end)
-                    file.truncate(near_end + file.read(limit - near_end).rfind(b"\n") + 1)
-                lines.append(
-                    f"{host}: only the beginning of {name} was copied: it is {excess} is "
-                    f"{source} on that machine."
-                )
-            if not begin:
-                move_in(fresh, folder, name)
-                return lines
-            # Add it to the end of the file, whole or not at all.
-            descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with os.fdopen(descriptor, "wb") as file, fresh.open("rb") as arrived:
-                old_size = os.fstat(descriptor).st_size
-                try:
-                    shutil.copyfileobj(arrived, file)
-                    file.flush()
-                except OSError:
-                    os.ftruncate(descriptor, old_size)
-                    raise
+    return map_hosts(run_folders, fetch_from, nodes)
+
+
+def fetch_record(node: Node, run_folder: str, name: str, folder: Path, max_bytes: int) -> list[str]:
+    """Copy what the run's `folder` lacks of a record. Returns a sentence if `max_bytes` cut the
+    record short. Raises NotCopied, Unwritable."""
+    target, source = folder / name, f"{run_folder}/{name}"
+    # The first lines of a record are useful without the last ones; half of a JSON file is not.
+    has_lines = not name.endswith(".json")
+    with staging(folder) as scratch:
+        fresh = scratch / "file"
+        # The guard has sent the beginning during the run: only what follows is fetched.
+        begin = target.stat().st_size if has_lines and target.exists() else 0
+        limit = max(0, max_bytes - begin)
+        size = receive_file(node, run_folder, name, fresh, limit, begin)
+        if size is None:
+            return []
+        lines = []
+        if size > limit:
+            excess = f"larger than {max_bytes // MIB} MiB (KEEP= raises this limit); the whole file"
+            if not has_lines:
+                raise NotCopied(f"it is {excess} is {source} on that machine")
+            # Cut the file after its last complete line, which ends within its last MiB.
+            with fresh.open("r+b") as file:
+                near_end = max(0, limit - MIB)
+                file.seek(near_end)
+                file.truncate(near_end + file.read(limit - near_end).rfind(b"\n") + 1)
+            lines.append(
+                f"{node.host.name}: only the beginning of {name} was copied: it is {excess} is "
+                f"{source} on that machine."
+            )
+        if not begin:
+            move_in(fresh, folder, name)
             return lines
-
-    return gather_lines(run_folders, bring_from, nodes)
-
-
-def one_by_one(host: str, names: Iterable[str], work: Callable[[str], list[str]]) -> list[str]:
-    """Do this work for each of a machine's files. Return its sentences, and a sentence for each
-    file that did not arrive. Stop once the machine is lost. Raises Unwritable."""
-    lines: list[str] = []
-    for name in names:
-        try:
-            lines += work(name)
-        except Lost as error:
-            return [*lines, f"{host}: {name} and later files were not copied: {error}."]
-        except Unwritable:
-            raise
-        except Exception as error:  # a defect here is that machine's alone
-            reason = error if isinstance(error, NotHere) else error_location(error)
-            lines.append(f"{host}: {name} was not copied: {reason}.")
-    return lines
+        # Add all of the fetched bytes to the end of the copy, or none: half a line is no record.
+        descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "wb") as file, fresh.open("rb") as arrived:
+            old_size = os.fstat(descriptor).st_size
+            try:
+                shutil.copyfileobj(arrived, file)
+                file.flush()
+            except OSError:
+                os.ftruncate(descriptor, old_size)
+                raise
+        return lines
 
 
-def gather_lines(
-    hosts: Iterable[str], work: Callable[[str], list[str]], nodes: dict[str, Node]
+# ---- machine by machine, file by file ----
+
+
+def map_hosts(
+    hosts: Iterable[str], fetch: Callable[[str], list[str]], nodes: dict[str, Node]
 ) -> list[str]:
-    """Do this work for several hosts at a time, and return all of its sentences. Ctrl-C closes the
-    nodes' connections: no thread waits for a machine any more."""
-    # Few at a time: this machine's disk and its one cable take everything.
+    """Call `fetch` for several hosts at a time, and return all of its sentences. Ctrl-C closes the
+    connections `nodes`: no thread waits for a machine any more."""
+    # Eight at a time: the control node's disk and its one cable take everything.
     with ThreadPoolExecutor(max_workers=8) as pool:
         try:
-            return [line for lines in pool.map(work, hosts) for line in lines]
+            return [line for lines in pool.map(fetch, hosts) for line in lines]
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             close_all(nodes)
             raise
 
 
+def fetch_each(host: str, names: Iterable[str], fetch: Callable[[str], list[str]]) -> list[str]:
+    """Call `fetch` for each of a machine's files, until the machine is lost. Returns its sentences,
+    and a sentence for each file that did not arrive. Raises Unwritable."""
+    lines: list[str] = []
+    for name in names:
+        try:
+            lines += fetch(name)
+        except MachineLost as error:
+            return [*lines, f"{host}: {name} and later files were not copied: {error}."]
+        except Unwritable:
+            raise
+        except Exception as error:  # whatever this machine's answer breaks concerns only its files
+            reason = error if isinstance(error, NotCopied) else error_location(error)
+            lines.append(f"{host}: {name} was not copied: {reason}.")
+    return lines
+
+
 @contextlib.contextmanager
 def staging(folder: Path) -> Iterator[Path]:
-    """Make an empty folder next to the run's files, and remove it afterwards. Raises Unwritable for
-    every OSError: an error of the other side has become a NotHere before it gets here."""
+    """Make an empty folder next to the run's files, and remove it after the body. Raises Unwritable
+    for every OSError: receive_file turns a machine's errors into NotCopied, so only the control
+    node's disk raises OSError here."""
     scratch = None
     try:
         scratch = tempfile.mkdtemp(prefix=".collect-", dir=folder)
@@ -190,60 +211,43 @@ def staging(folder: Path) -> Iterator[Path]:
 
 
 def move_in(fresh: Path, folder: Path, name: str) -> None:
-    """Move what arrived to its place below the folder. Raises OSError, and NotHere for a name that
-    this disk cannot have: a machine may call a folder what was a file before."""
+    """Move a file that arrived to its place below the folder. Raises OSError, and NotCopied for a
+    name that this disk cannot have: a machine may call a folder what was a file before."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         base = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:  # below this descriptor, since a path from / would be too long for some names
-            for parent in [*PurePosixPath(name).parents][-2::-1]:
+            # For a/b/c.pt the parents are a/b, a and `.`: make a first, and then a/b.
+            *parents, _current = PurePosixPath(name).parents
+            for parent in reversed(parents):
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(parent, dir_fd=base)
             os.replace(fresh, name, dst_dir_fd=base)
         finally:
             os.close(base)
     except OSError as error:
-        if error.errno not in NAMES:
+        if error.errno not in NAME_ERRORS:
             raise
-        raise NotHere(
+        raise NotCopied(
             f"on the control node, something else has its name ({error.strerror})"
         ) from None
 
 
-def receive(
+def receive_file(
     node: Node, folder: str, name: str, target: Path, limit: int, begin: int = 0
 ) -> int | None:
-    """Write the file of this name in a node's folder, from byte `begin` on, to `target`, at most
-    one byte more than `limit`. Returns the bytes written, None if the node has no such file. Raises
-    NotHere, and OSError if `target` cannot be written."""
+    """Write a machine's file, from byte `begin` on, to `target`, at most one byte more than
+    `limit`: this byte shows that the file is larger. Returns the bytes written, None if the machine
+    has no such file. Raises NotCopied, and OSError if `target` cannot be written."""
     try:
         words = [folder, name, str(limit + 1), str(begin + 1)]
         process = node.start(["sh", "-c", SEND, "sh", *words])
     except (OSError, UserError) as error:
-        raise Lost(str(error).rstrip(".")) from None
-
-    def read_content() -> Iterator[bytes]:
-        head, has_begun = b"", False
-        try:
-            for piece in stream_output(process, SECONDS, renewed=LEAST):
-                if not has_begun:
-                    head, mark, piece = (head + piece).partition(MARK)
-                    has_begun = bool(mark)
-                    if len(head) > GREETING:
-                        raise Lost("the machine sent something else")
-                if piece:
-                    yield piece
-        except TimedOut:
-            text = f"the machine sent less than {LEAST // MIB} MiB in {SECONDS:g} s"
-            raise Lost(text) from None
-        except OSError as error:
-            raise NotHere(error.strerror or str(error)) from None
-
-    # One byte beyond the limit is read: it says that the file is larger.
+        raise MachineLost(str(error).rstrip(".")) from None
     size = 0
     try:
         with target.open("xb") as file:
-            for piece in read_content():
+            for piece in read_content(process):
                 size += file.write(piece[: limit + 1 - size])
                 if size > limit:
                     return size
@@ -254,22 +258,62 @@ def receive(
     if status == ABSENT:
         return None
     if status == IRREGULAR:
-        raise NotHere("it is not a regular file on that machine")
+        raise NotCopied("it is not a regular file on that machine")
     if status == UNREADABLE:
-        raise NotHere("the run's user cannot read it on that machine")
+        raise NotCopied("the run's user cannot read it on that machine")
     if status != 0:
-        raise Lost(f"the connection to the machine broke {stderr}".strip())
+        raise MachineLost(f"the connection to the machine broke {stderr}".strip())
     return size
 
 
-def checkpoints(nodes: dict[str, Node], run_folders: Mapping[str, str]) -> dict[str, list[str]]:
+def read_content(process: Process) -> Iterator[bytes]:
+    """Yield what a process prints after MARK, piece by piece. Raises NotCopied."""
+    greeting, has_begun = b"", False
+    try:
+        for piece in stream_output(process, SLOWEST_SECONDS, renewed=MIN_BYTES):
+            if not has_begun:
+                # The mark may arrive in two pieces, so it is searched for in all that has come.
+                greeting, mark, piece = (greeting + piece).partition(MARK)
+                has_begun = bool(mark)
+                if len(greeting) > MAX_GREETING_BYTES:
+                    raise MachineLost("the machine sent something else")
+            if piece:
+                yield piece
+    except TimedOut:
+        text = f"the machine sent less than {MIN_BYTES // MIB} MiB in {SLOWEST_SECONDS:g} s"
+        raise MachineLost(text) from None
+    except OSError as error:
+        raise NotCopied(error.strerror or str(error)) from None
+
+
+def fetch_file(node: Node, run_folder: str, name: str, folder: Path) -> list[Path]:
+    """Copy one file of the run, and return its path; [] if the machine does not have it. Raises
+    TooLarge, NotCopied, Unwritable."""
+    with staging(folder) as scratch:
+        room = max(0, shutil.disk_usage(folder).free - DISK_RESERVE)
+        fresh = scratch / "file"
+        size = receive_file(node, run_folder, name, fresh, room)
+        if size is None:
+            return []
+        if size > room:
+            raise TooLarge(f"the control node has only {room // MIB} MiB for {Path(name).name}")
+        move_in(fresh, folder, name)
+    return [folder / name]
+
+
+# ---- checkpoints and results of the trainer ----
+
+
+def list_checkpoints(
+    nodes: dict[str, Node], run_folders: Mapping[str, str]
+) -> dict[str, list[str]]:
     """Return the names of the checkpoints that each machine holds."""
-    # Without the number of bytes: a size that a machine states is not believed.
+    # Sizes are not asked for: a size that a machine states would not be believed.
     names = {}
     for host, folder in run_folders.items():
         if host not in nodes:
             continue
-        # A machine may freeze, lie or go away: the other machines hold the same checkpoints.
+        # A machine may freeze, send nonsense or go away: other machines have the same checkpoints.
         with contextlib.suppress(Exception):
             process = nodes[host].start(["ls", "-1", f"{folder}/checkpoints/{host}"])
             output, _, status = talk(process, b"", LIST_SECONDS)
@@ -278,88 +322,69 @@ def checkpoints(nodes: dict[str, Node], run_folders: Mapping[str, str]) -> dict[
     return names
 
 
-def newest(names: list[str]) -> tuple[int, str] | None:
-    """Return step and name of the latest checkpoint among file names."""
-    steps = [(int(match[1]), name) for name in names if (match := CHECKPOINT.fullmatch(name))]
-    return max(steps, default=None)
+def newest_by_host(names: Mapping[str, list[str]]) -> dict[str, str]:
+    """Return the name of the newest checkpoint of each machine that has any. The machine with the
+    newest of all comes first."""
+    newest: dict[str, tuple[int, str]] = {}
+    for host, host_names in names.items():
+        matches = [match for name in host_names if (match := CHECKPOINT.fullmatch(name))]
+        if matches:
+            newest[host] = max((int(match[1]), match[0]) for match in matches)
+    hosts = sorted(newest, key=lambda host: newest[host][0], reverse=True)
+    return {host: newest[host][1] for host in hosts}
 
 
-def best_and_last(
+def fetch_best_and_newest(
     names: dict[str, list[str]],
     nodes: dict[str, Node],
     run_folders: Mapping[str, str],
     folder: Path,
 ) -> tuple[list[Path], list[str]]:
     """Copy the best and the newest of the checkpoints with these `names` from one machine. Returns
-    their paths here, and sentences on those that did not come. Raises Unwritable, also if there is
-    no room for any."""
-    # Machines with the newest checkpoint are tried first, until one delivers it: none is believed
-    # to have it, nor that the file is as large as it sends.
-    tips = {host: tip for host, listed in names.items() if (tip := newest(listed))}
+    the paths of the copies, and sentences on files that did not arrive. Raises Unwritable, also if
+    there is no room for any."""
     paths: list[Path] = []
     problems: list[str] = []
     no_room: list[TooLarge] = []
-    for host in sorted(tips, key=lambda host: tips[host][0], reverse=True):
 
-        def bring_file(name: str, host: str = host) -> list[str]:
-            try:
-                paths.extend(whole_file(nodes[host], run_folders[host], name, folder))
-            except TooLarge as error:
-                no_room.append(error)
-                raise
-            return []
+    def fetch(host: str, name: str) -> list[str]:
+        try:
+            paths.extend(fetch_file(nodes[host], run_folders[host], name, folder))
+        except TooLarge as error:
+            no_room.append(error)
+            raise
+        return []
 
-        files = [tips[host][1]] + (["best.pt"] if "best.pt" in names[host] else [])
-        problems += one_by_one(host, [f"checkpoints/{host}/{file}" for file in files], bring_file)
-        if folder / f"checkpoints/{host}/{tips[host][1]}" in paths:
+    # A machine may claim a checkpoint that it does not have, or send an endless file. So the
+    # machines are tried in turn, until one delivers its newest checkpoint.
+    for host, newest in newest_by_host(names).items():
+        files = [newest, *(["best.pt"] if "best.pt" in names[host] else [])]
+        paths_below_run = [f"checkpoints/{host}/{file}" for file in files]
+        problems += fetch_each(host, paths_below_run, functools.partial(fetch, host))
+        if folder / paths_below_run[0] in paths:
             break
     if no_room and not paths:
         raise Unwritable(str(no_room[-1]))
     return paths, problems
 
 
-def bring_results(
-    nodes: dict[str, Node],
-    run_folders: Mapping[str, str],
-    host: str,
-    names: list[str],
-    folder: Path,
-) -> tuple[list[str], bool]:
-    """Bring the files that the trainer wrote on `host` for --predict and --extract. Returns
-    sentences on which came and which did not, and whether all came. Raises Unwritable."""
-    paths: list[Path] = []
-
-    def bring_file(name: str) -> list[str]:
-        if host not in nodes:
-            raise Lost("the machine does not answer")
-        arrived = whole_file(nodes[host], run_folders[host], name, folder)
-        if not arrived:
-            raise NotHere("it is gone")
-        paths.extend(arrived)
-        return []
-
-    problems = one_by_one(host, names, bring_file)
-    return [*problems, *(f"results {relative(path)}" for path in paths)], not problems
-
-
-def hand_on(
+def pass_on_newest(
     nodes: dict[str, Node],
     run_folders: Mapping[str, str],
     folder: Path,
     give: Callable[[Path, int, str], None],
 ) -> bool:
-    """Bring the trainer's newest checkpoint here from one of these machines, and `give` it, with
+    """Fetch the trainer's newest checkpoint from one of these machines, and `give` the file, with
     its size and its name, to another machine. Returns whether one arrived. Raises Unwritable."""
-    names = checkpoints(nodes, run_folders)
-    tips = {host: tip for host, listed in names.items() if (tip := newest(listed))}
-    for host in sorted(tips, key=lambda host: tips[host], reverse=True):
-        name, room = tips[host][1], max(0, disk_free() - DISK_LEFT)
+    newest = newest_by_host(list_checkpoints(nodes, run_folders))
+    for host, name in newest.items():
+        room = max(0, disk_free() - DISK_RESERVE)
         path = f"checkpoints/{host}/{name}"
         with staging(folder) as scratch:
             fresh = scratch / "file"
             try:
-                size = receive(nodes[host], run_folders[host], path, fresh, room)
-            except NotHere:
+                size = receive_file(nodes[host], run_folders[host], path, fresh, room)
+            except NotCopied:
                 continue
             if size and size <= room:
                 give(fresh, size, name)
@@ -367,16 +392,25 @@ def hand_on(
     return False
 
 
-def whole_file(node: Node, run_folder: str, name: str, folder: Path) -> list[Path]:
-    """Bring one file of the run, as far as this machine's disk allows; return [] if there is none.
-    Raises NotHere, Unwritable."""
-    with staging(folder) as scratch:
-        room = max(0, shutil.disk_usage(folder).free - DISK_LEFT)
-        fresh = scratch / "file"
-        size = receive(node, run_folder, name, fresh, room)
-        if size is None:
-            return []
-        if size > room:
-            raise TooLarge(f"the control node has only {room // MIB} MiB for {Path(name).name}")
-        move_in(fresh, folder, name)
-    return [folder / name]
+def fetch_results(
+    nodes: dict[str, Node],
+    run_folders: Mapping[str, str],
+    host: str,
+    names: list[str],
+    folder: Path,
+) -> tuple[list[str], bool]:
+    """Copy the files that the trainer wrote on `host` for --predict and --extract. Returns
+    sentences on all files, and whether all arrived. Raises Unwritable."""
+    paths: list[Path] = []
+
+    def fetch(name: str) -> list[str]:
+        if host not in nodes:
+            raise MachineLost("the machine does not answer")
+        arrived = fetch_file(nodes[host], run_folders[host], name, folder)
+        if not arrived:
+            raise NotCopied("it is gone")
+        paths.extend(arrived)
+        return []
+
+    problems = fetch_each(host, names, fetch)
+    return [*problems, *(f"results {relative(path)}" for path in paths)], not problems

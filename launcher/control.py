@@ -1,7 +1,7 @@
-"""Carries out the verbs for runs that are under way, or over: runs, stop, attach, and --detach.
+"""Carries out the commands for runs that are under way, or over: runs, stop, attach, and --detach.
 
-A run's controller is the process that holds the lock on its controller.pid; what it printed is in
-controller.log. There is no other state, so none can be stale.
+A run's launcher is the process that holds the lock on controller.pid; controller.log has what it
+printed. There is no other state that could be stale.
 """
 
 from __future__ import annotations
@@ -29,32 +29,25 @@ from launcher.node import processes
 from launcher.notify import top1
 from report.files import open_record, read_object
 
-LOOK_EVERY = 0.2
-LONGEST, AT_ONCE = 1 << 16, 1000  # characters of a line; lines
+LOOK_SECONDS = 0.2  # between two looks at a log that has no new lines
+MAX_LINE, LINES_AT_ONCE = 1 << 16, 1000  # characters; lines
 
 
-def controller(folder: Path) -> int | None:
-    """Return the pid of the process that carries the run out, or None. A lock does not say who
-    holds it: a process here is the controller only if it began when the controller did."""
+def launcher_pid(folder: Path) -> int | None:
+    """Return the pid of the process that carries the run out, None if the run is not running."""
     with contextlib.suppress(OSError), open_record(folder / "controller.pid") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
-            # A pid may belong to another process by now, so its start time has to agree. That of
-            # another machine cannot be read here: its lock is proof enough.
-            match = re.fullmatch(r"([0-9]{1,9}) (\S+) (\S+)\n", file.read(LONGEST))
+            # The file has a line such as `4711 pc1 834512` (folders.lock). By now another process
+            # may have the pid, so its start time has to agree. The start time of a process on
+            # another PC cannot be read here: the lock is proof enough.
+            match = re.fullmatch(r"([0-9]{1,9}) (\S+) (\S+)\n", file.read(MAX_LINE))
             if match:
                 pid, host, start = match.groups()
                 if host != socket.gethostname() or start == processes.start_of(int(pid)):
                     return int(pid)
     return None
-
-
-def elsewhere(folder: Path) -> str | None:
-    """Return the controller's machine if it is not this one: runs/ may be on a file share."""
-    with open_record(folder / "controller.pid") as file:
-        words = file.read(LONGEST).split()
-    return words[1] if len(words) > 1 and words[1] != socket.gethostname() else None
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -63,8 +56,8 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def state(folder: Path) -> str:
-    """Return running, finished, failed, stopped, or abandoned (its controller died)."""
-    if controller(folder):
+    """Return running, finished, failed, stopped, or abandoned (its launcher died)."""
+    if launcher_pid(folder):
         return "running"
     status = read(folder / "attempts.json").get("status")
     return str(status) if status in ("finished", "failed", "stopped") else "abandoned"
@@ -87,29 +80,34 @@ def runs() -> int:
 
 
 def say(text: str) -> None:
-    """Print text from a run's files, whose folder may be somebody else's."""
+    """Print text from a run's files, without what a terminal would obey: they may be another
+    user's."""
     print(clean(text))
 
 
 def stop(name: str) -> int:
-    """End a run: its workers save, then exit. Shows its log until then. Returns the exit code.
-    Raises UserError."""
+    """End a run: its workers save, then exit. Shows the run's log until then. Returns the exit
+    code. Raises UserError."""
     folder = folders.find(name)
-    pid = controller(folder)
+    pid = launcher_pid(folder)
     if pid is None:
         raise UserError(f"run {folder.name} is not running; its state is `{state(folder)}`.")
-    if machine := elsewhere(folder):
+    # runs/ may be on a file share, and the launcher on another PC.
+    with open_record(folder / "controller.pid") as file:
+        words = file.read(MAX_LINE).split()  # 4711, pc1, 834512
+    if len(words) > 1 and words[1] != socket.gethostname():
         raise UserError(
-            f"the control node of run {folder.name} is {machine}: type `make stop "
+            f"the control node of run {folder.name} is {words[1]}: type `make stop "
             f"RUN={folder.name}` on that machine."
         )
-    if (folder / "controller.pid").stat().st_uid != os.getuid():  # it may name any process of ours
+    # Another user's file may have the pid of any process of this user.
+    if (folder / "controller.pid").stat().st_uid != os.getuid():
         raise UserError(
             f"run {folder.name} belongs to another user: only that user can type `make stop "
             f"RUN={folder.name}`."
         )
     log = folder / "controller.log"
-    # The size is taken before the signal, so that everything which it causes is shown.
+    # The size is read before the signal, so that all lines are shown which the signal causes.
     size = log.stat().st_size if log.exists() else 0
     os.kill(pid, signal.SIGTERM)
     follow(folder, size)
@@ -131,24 +129,24 @@ def attach(name: str) -> int:
 
 
 def follow(folder: Path, begin: int) -> None:
-    """Show controller.log from byte `begin` while its controller lives, without what a terminal
-    would obey. Raises UserError."""
+    """Show controller.log from byte `begin` while the run's launcher lives. Raises UserError."""
     log = folder / "controller.log"
-    for path in background.log_files(log)[:-1] if begin == 0 else []:
-        with _open_log(path) as file:
-            while _show(file):
-                pass
+    for path in background.older_files(log) if begin == 0 else []:
+        if path.exists():
+            with _open_log(path) as file:
+                while _show(file):
+                    pass
     with contextlib.ExitStack() as stack:
         text: TextIO | None = None
         while True:
-            # This is asked before reading, so that the last lines of a controller are shown, too.
-            is_alive = controller(folder) is not None
+            # This is asked before reading, so that a launcher's last lines are shown, too.
+            is_alive = launcher_pid(folder) is not None
             if text is None and log.exists():
                 text = stack.enter_context(_open_log(log))
                 text.buffer.seek(begin)
             if text and _show(text):
                 continue
-            is_rotated = False  # the log's name now belongs to another file; in between, to none
+            is_rotated = False  # the log's name now belongs to another file; for a moment to none
             with contextlib.suppress(FileNotFoundError):
                 is_rotated = text is not None and not os.path.samestat(
                     os.fstat(text.fileno()), log.stat()
@@ -158,12 +156,12 @@ def follow(folder: Path, begin: int) -> None:
             elif not is_alive:
                 return
             else:
-                time.sleep(LOOK_EVERY)
+                time.sleep(LOOK_SECONDS)
 
 
 def _show(text: TextIO) -> bool:
     """Print the new lines, which were written whole. Returns whether there were any."""
-    lines = list(islice(iter(lambda: text.readline(LONGEST), ""), AT_ONCE))
+    lines = list(islice(iter(lambda: text.readline(MAX_LINE), ""), LINES_AT_ONCE))
     print(clean("".join(lines)), end="", flush=True)
     return bool(lines)
 
@@ -178,7 +176,6 @@ def _open_log(log: Path) -> TextIO:
 def detach(argv: list[str]) -> int:
     """Start the same command without this terminal, and wait until its run has begun, waits, or
     has failed to begin. Returns the exit code."""
-    # A session of its own: closing this terminal sends it no signal.
     words = [word for word in argv if word.partition("=")[0] not in ("--detach", "DETACH")]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", WANTED: "1"}
     child = subprocess.Popen(
@@ -189,14 +186,14 @@ def detach(argv: list[str]) -> int:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,
+        start_new_session=True,  # so that closing this terminal sends it no signal
     )
     try:
         for line in child.stdout or ():
             results = read_results(line)
             if not results:
                 print(line, end="", flush=True)
-            if "waits" in results:  # for AT=, QUEUE=1 or owners: it has no run yet
+            if "waits" in results:  # for AT=, QUEUE=1 or owners; the run has no name yet
                 text = f"detached as process {child.pid}: `kill {child.pid}` cancels it"
                 terminal.show(text, sys.stdout)
                 return 0
@@ -208,7 +205,7 @@ def detach(argv: list[str]) -> int:
                 )
                 return 0
         return child.wait()
-    except KeyboardInterrupt:  # it has no terminal from which it would hear that
+    except KeyboardInterrupt:  # the child has no terminal that would send it the signal
         child.send_signal(signal.SIGINT)
         child.wait()
         raise

@@ -1,4 +1,6 @@
-"""Carries out a single attempt that belongs to no run, such as a measurement or an evaluation."""
+"""Carries out a single attempt that belongs to no run: a measurement (measure.py) or an evaluation
+(evaluate.py).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from launcher.plan.sending import deliveries
 from launcher.problems import BUSY_REMEDY
 from launcher.terminal import Stopper, Terminal, waiting
 from launcher.watch.attempts import Attempts, leftovers, write_json
-from launcher.watch.failures import READ_BELOW, explained
+from launcher.watch.failures import READ_BELOW, explain_failure
 from launcher.watch.guards import deliver
 from launcher.watch.lines import RunLogs
 
@@ -37,7 +39,7 @@ def perform_errand(
     attempt did not finish."""
     with folders.writing(folder / "plan.json"):
         write_json(folder / "plan.json", plan.document(), mode=0o600)
-    terminal.keep_in(folder / "controller.log")
+    terminal.open_log(folder / "controller.log")
     with waiting(terminal, "sending the code"):
         deliver(deliveries(plan.program), machines, terminal.say)
     terminal.say(announcement)
@@ -51,11 +53,11 @@ def perform_errand(
     if outcome.status == "finished":
         return attempts
 
-    # Lines that were shown have already said why, so the folder would add nothing.
+    # The lines that were shown have the reason already, so the folder would add nothing.
     cause = outcome.cause
     is_refusal = cause is not None and (cause.source == "busy" or cause.exit_code == BAD_INPUT)
     if is_refusal and shows_lines:
-        terminal.keep_no_more()
+        terminal.close_log()
         shutil.rmtree(folder, ignore_errors=True)
     if cause is not None and cause.source == "busy":
         raise Busy(f"{cause.host}: {cause.message}: {BUSY_REMEDY}.")
@@ -63,9 +65,10 @@ def perform_errand(
     terminal.drain()
     if cause is None:
         raise UserError(f"stopped before it could be {purpose}.")
-    # Nobody watches a measurement, so one sentence names the cause, the remedy or the log to read.
-    message, remedy = explained(cause)
-    # torch's launcher failed, and not the program: its last line has the reason.
+    # The user did not see a measurement's lines, so one sentence names the cause and the remedy, or
+    # the log to read.
+    message, remedy = explain_failure(cause)
+    # Without a rank, torch's launcher failed and not the program: its last line has the reason.
     is_launch = cause.rank is None
     if is_launch and cause.last_lines:
         message = f"{cause.host}: {cause.last_lines[-1]}"

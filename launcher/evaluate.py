@@ -1,4 +1,4 @@
-"""`make evaluate`: evaluates a run's best model on machines as a run has them."""
+"""`make evaluate`: evaluates a run's best model on machines, in a single attempt (errand.py)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from launcher import build_trainer, collect, folders
 from launcher.errand import perform_errand
 from launcher.folders import relative
 from launcher.lifecycle import run_report
-from launcher.options import config_of
+from launcher.options import make_config
 from launcher.participants import Waiter
 from launcher.plan.checks import check_machines, make_plan, new_id
-from launcher.run import began_as, in_turn
-from launcher.terminal import Terminal, keep_machines
+from launcher.run import in_turn, read_begun_options
+from launcher.terminal import Terminal, remember_inventory
 from launcher.watch.attempts import lines_of, not_copied
 
-FOLDER = "evaluated"  # of the run
-FILE = "evaluation.json"
+FOLDER, FILE = "evaluated", "evaluation.json"  # in the folder of the run
 # Options of a training run that an evaluation does not have, or sets itself.
 OMITTED = ("data", "output", "config", "resume", "trial", "sync", "freeze", "head_lr")
 
@@ -32,15 +31,15 @@ def evaluate(name: str, typed: dict[str, Any]) -> int:
     """Evaluate a run's best model and show the figures. `typed`: options by name, as the user typed
     them. Returns the exit code. Raises UserError."""
     run = folders.find(name)
-    began = began_as(run, typed, "RUN")
+    began = read_begun_options(run, typed, "RUN")
     if began.script:
         raise UserError(f"run {run.name} is of a script: only the script can evaluate its model.")
-    # The ranks' first lines have the image size of the training; 0 if they are not here.
+    # The ranks' first lines have the image size of the training; 0 if their records are missing.
     paths = run.glob("nodes/*/rank*.steps.jsonl")
     image_size = next((line.image_size for path in paths for line in lines_of(path, Start)), 0)
-    # The model is evaluated as it was trained. All options are written out, with an empty recipe:
-    # that for the new images may have others.
-    settings = build_trainer.settings_of(began)
+    # The model is evaluated as it was trained. All options are written out, with an empty recipe,
+    # because the recipe for the new images may have other options.
+    settings = build_trainer.read_settings(began)
     values = {name: getattr(settings, name) for name in ENTRIES if name not in (*OMITTED, *RESULTS)}
     options = {name: v for name, v in values.items() if v != ENTRIES[name].default}
     options.update(config="{}", sync=EXACT, weights=str(model_file(run)), evaluate=FILE)
@@ -50,14 +49,13 @@ def evaluate(name: str, typed: dict[str, Any]) -> int:
     evaluation = dataclasses.replace(
         began, trainer=options, balance=OFF, min_nodes=None, nodes=nodes
     )
-    config = config_of(typed, evaluation)
-    keep_machines(config.inventory)
+    config = make_config(typed, evaluation)
+    remember_inventory(config.inventory)
     terminal = Terminal()
-    table = in_turn(config, terminal, lambda waiter: carry_out(run, config, terminal, waiter))
+    figures = in_turn(config, terminal, lambda waiter: evaluate_once(run, config, terminal, waiter))
     name = f"{run.name}, {model_file(run).name}"
-    code, lines = run_report("evaluation", str(relative(table)), name)
-    for line in lines:
-        terminal.line(line)
+    code, lines = run_report("evaluation", str(relative(figures)), name)
+    terminal.lines(lines)
     terminal.drain()
     return code
 
@@ -65,7 +63,7 @@ def evaluate(name: str, typed: dict[str, Any]) -> int:
 def model_file(run: Path) -> Path:
     """Return the file of the run's best model if it is here, else of its newest one. Raises
     UserError."""
-    # A run that ended before its first evaluation has no best model.
+    # A run that ended before its first evaluation has no best.pt.
     for pattern in ("best.pt", "step-*.pt"):
         files = run.glob(f"checkpoints/*/{pattern}")
         if newest := max(files, key=lambda file: (file.name, file.stat().st_mtime), default=None):
@@ -76,18 +74,18 @@ def model_file(run: Path) -> Path:
     )
 
 
-def carry_out(run: Path, config: Config, terminal: Terminal, waiter: Waiter) -> Path:
+def evaluate_once(run: Path, config: Config, terminal: Terminal, waiter: Waiter) -> Path:
     """Evaluate the run's model and return the file of the figures. Raises UserError."""
     ready = check_machines(config, terminal, waiter)
-    # In the folder of the run: the figures are about its model.
-    folder = folders.begin(run / FOLDER, new_id(ready))
+    # The figures are about the run's model, so its folder has them.
+    folder = folders.make_folder(run / FOLDER, new_id(ready))
     try:
         plan = make_plan(ready, ready.machines, run=folder.name, bar=terminal.columns)
         text = f"evaluating {relative(model_file(run))}"
         perform_errand(folder, plan, ready.machines, terminal, text, "evaluated", shows_lines=True)
         outputs = {node.host: node.output for node in plan.nodes}
         names, host = [*ready.program.results], plan.nodes[0].host
-        lines, is_whole = collect.bring_results(ready.machines.nodes, outputs, host, names, folder)
+        lines, is_whole = collect.fetch_results(ready.machines.nodes, outputs, host, names, folder)
     except collect.Unwritable as error:
         raise UserError(not_copied(folder, error)) from None
     finally:

@@ -1,8 +1,7 @@
-"""`make find`: lists the ssh servers of this machine's own network, as lines for the list of
-machines.
+"""`make find`: lists the ssh servers of the control node's network, as lines for the inventory.
 
-It asks port 22 of the addresses that were named, and nothing else of any machine. Names come from
-known_hosts. Only with WRITE=1 it writes, and it changes no line that the list has.
+It asks only port 22 of the addresses in NET=. Names come from known_hosts. It writes only with
+WRITE=1, and changes no line that the inventory has.
 """
 
 from __future__ import annotations
@@ -26,13 +25,15 @@ from contract.text import pluralize, read_text, write_whole
 from launcher import control
 from launcher.folders import relative
 from launcher.machines import inventory, ssh
-from launcher.machines.ssh import Packets, known_hosts
+from launcher.machines.ssh import Packets, load_known_hosts
 from launcher.terminal import Terminal, waiting
 
-PORT, AT_ONCE, WIDEST = 22, 64, 22
+PORT, THREADS = 22, 64
+MIN_PREFIX = 22  # of NET=: a /22 has 1,024 addresses
 SECONDS = 2.0  # until an address has answered
-KEY_SECONDS = 10.0  # more, for the key of one that has: it computes
-BANNER = 255  # bytes, by RFC 4253
+KEY_SECONDS = 10.0  # until a server has shown its key, for which it computes
+BANNER_BYTES = 255  # by RFC 4253
+ADDRESS = r"ansible_host=(\S+)"
 NAME = re.compile("[a-z][a-z0-9-]{0,62}")
 
 
@@ -45,34 +46,34 @@ class Server:
     key: bytes | None
 
 
-def network_of(text: str | None, interfaces: list[IPv4Interface]) -> IPv4Network:
-    """Return the network that NET names. Raises UserError if it is too large or not this LAN's."""
-    mine = ", ".join(str(interface.network) for interface in interfaces) or "no network"
+def read_network(text: str | None, interfaces: list[IPv4Interface]) -> IPv4Network:
+    """Return the network of NET=. Raises UserError if it is too large, or not this LAN's."""
+    local_networks = ", ".join(str(interface.network) for interface in interfaces) or "no network"
     if not text:
         raise UserError(
             "NET is missing: type the network to search, such as NET=192.168.1.0/24 "
-            f"(this machine is in {mine})."
+            f"(this machine is in {local_networks})."
         )
     try:
         net = IPv4Network(text, strict=False)
     except ValueError:
         raise UserError(f"NET={text}: write it like NET=192.168.1.0/24.") from None
     # A mistyped prefix would ask a whole company's network for ssh, which looks like an attack.
-    if net.prefixlen < WIDEST:
+    if net.prefixlen < MIN_PREFIX:
         raise UserError(
             f"NET={text} has {net.num_addresses:,} addresses: type a network of at most "
-            f"{1 << (32 - WIDEST):,} addresses, a /{WIDEST}."
+            f"{1 << (32 - MIN_PREFIX):,} addresses, a /{MIN_PREFIX}."
         )
     if not net.is_private or not any(net.overlaps(interface.network) for interface in interfaces):
         raise UserError(
             f"NET={text}: make find searches only a network of this machine, and this machine "
-            f"is in {mine}."
+            f"is in {local_networks}."
         )
     return net
 
 
-def own_interfaces() -> list[IPv4Interface]:
-    """Return this machine's addresses, each with its network."""
+def local_interfaces() -> list[IPv4Interface]:
+    """Return the control node's addresses, each with its network."""
     argv = ["ip", "-json", "-4", "address", "show"]
     output = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     rows = [row for device in json.loads(output) for row in device.get("addr_info", [])]
@@ -80,22 +81,24 @@ def own_interfaces() -> list[IPv4Interface]:
     return [interface for interface in interfaces if not interface.is_loopback]
 
 
-def ask(address: IPv4Address) -> Server | None:
-    """Return the server that answers there; None if it is no ssh server."""
+def ask_address(address: IPv4Address) -> Server | None:
+    """Return the ssh server at an address; None if no ssh server answers."""
     try:
         connection = socket.create_connection((str(address), PORT), SECONDS)
     except OSError:
         return None
     with connection:
         try:
-            banner = connection.recv(BANNER, socket.MSG_PEEK)  # bounded before paramiko reads it
+            banner = connection.recv(
+                BANNER_BYTES, socket.MSG_PEEK
+            )  # bounded before paramiko reads it
         except OSError:
             return None
         match = re.match(rb"SSH-[0-9.]+-([^\r\n]*)\r?\n", banner)
         if match is None:
             return None
-        # Only what prints: it goes to the terminal and into the list of machines, where a form feed
-        # would begin a line, and so a machine.
+        # SSH-2.0-OpenSSH_9.6: the program goes to the terminal and into the inventory, so only what
+        # prints is kept. A form feed would begin a line there, and so a machine.
         program = "".join(filter(str.isprintable, match[1].decode(errors="replace")))
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             transport = paramiko.Transport(connection, packetizer_class=Packets)
@@ -108,15 +111,15 @@ def ask(address: IPv4Address) -> Server | None:
     return Server(address, program, None)
 
 
-def proposal(server: Server, used_names: Collection[str]) -> tuple[str, str]:
-    """Propose a machine's name, and its line for the list. The line is a comment if known_hosts
-    does not confirm the machine's key."""
-    # A machine of the list gets our code and data, so only one whose key is known becomes one.
+def propose_line(server: Server, used_names: Collection[str]) -> tuple[str, str]:
+    """Return a name for a machine, and its line for the inventory. If known_hosts does not confirm
+    the machine's key, the line is a comment: a machine of the inventory gets code and data."""
     lines = [
-        line for line in known_hosts(ssh.KNOWN_HOSTS) if line.entry.key.asbytes() == server.key
+        line for line in load_known_hosts(ssh.KNOWN_HOSTS) if line.entry.key.asbytes() == server.key
     ]
     is_known = bool(lines) and not any(line.revoked for line in lines)
-    # A hashed name stays unknown, and a machine without a usable name is called by its address.
+    # known_hosts may have only a hash of the name. A machine without a usable name is called by its
+    # address: pc7 for 192.168.1.7.
     hostnames = [name for line in lines for name in line.entry.hostnames] if is_known else []
     short = (name.removesuffix(".local") for name in hostnames)
     usable = (name for name in short if NAME.fullmatch(name) and name not in used_names)
@@ -129,9 +132,8 @@ def proposal(server: Server, used_names: Collection[str]) -> tuple[str, str]:
     return name, f"#{line}  # its host key is unknown: is it yours? {server.program}"
 
 
-def with_lines(text: str, lines: list[str], path: Path) -> str:
-    """Return the list of machines with more lines at the end of its group `cluster`. Raises
-    UserError."""
+def add_lines(text: str, lines: list[str], path: Path) -> str:
+    """Return the inventory with more lines at the end of its group `cluster`. Raises UserError."""
     rows = text.removesuffix("\n").split("\n")
     heads = [index for index, line in enumerate(rows) if line.startswith("[")]
     start = next((index for index in heads if rows[index].strip() == "[cluster]"), None)
@@ -140,32 +142,33 @@ def with_lines(text: str, lines: list[str], path: Path) -> str:
             f"{relative(path)} has no line [cluster]: write the lines into the file yourself."
         )
     end = next((index for index in heads if index > start), len(rows))
-    # The lines join the group's last one, above blank lines that separate it from the next group.
+    # The new lines follow the group's last line, above the blank lines before the next group.
     while not rows[end - 1].strip():
         end -= 1
     return "\n".join([*rows[:end], *lines, *rows[end:], ""])
 
 
 def find(net: str | None, file: str, write: bool) -> int:
-    """Print a line for each machine that the list does not have. Returns the exit code."""
-    interfaces, terminal, path = own_interfaces(), Terminal(), Path(file)
-    addresses = [*network_of(net, interfaces).hosts()]
+    """Print a line for each machine that the inventory `file` lacks, and add the lines to it if
+    `write` is set. Returns the exit code. Raises UserError."""
+    interfaces, terminal, path = local_interfaces(), Terminal(), Path(file)
+    addresses = [*read_network(net, interfaces).hosts()]
     listed: dict[str, str] = {}  # names by address
     try:
         listed = {host.address: host.name for host in inventory.load(path)}
-    except UserError:  # a list may have no machine yet
+    except UserError:  # an inventory may have no machine yet
         if not path.is_file():
             raise
     text = f"searching {pluralize(len(addresses), 'address')} for ssh servers"
-    with waiting(terminal, text), ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
-        servers = [server for server in pool.map(ask, addresses) if server]
+    with waiting(terminal, text), ThreadPoolExecutor(max_workers=THREADS) as pool:
+        servers = [server for server in pool.map(ask_address, addresses) if server]
+    # Names in an inventory are unique, so a name that is proposed is used from then on.
     lines, used_names = [], set(listed.values())
-    # Names in the list are unique, so each new line excludes its name for the next ones.
     for server in servers:
         if listed_name := listed.get(str(server.address)):
             terminal.say(f"{listed_name} of {file} answers at {server.address}")
             continue
-        name, line = proposal(server, used_names)
+        name, line = propose_line(server, used_names)
         is_this = any(interface.ip == server.address for interface in interfaces)
         lines.append(f"{line} (this machine)" if is_this else line)
         used_names.add(name)
@@ -176,12 +179,13 @@ def find(net: str | None, file: str, write: bool) -> int:
         terminal.say(f"no ssh server among {pluralize(len(addresses), 'address')} of {net}")
     elif lines and write:
         text = read_text(path)
-        # A stranger that was written before is a comment, which is no machine of the list.
-        present = re.findall(r"ansible_host=(\S+)", text)
-        fresh = [line for line in lines if line.split()[1].partition("=")[2] not in present]
-        text = with_lines(text, fresh, path)
+        # `pc7 ansible_host=192.168.1.7  # ...`, or a comment for a machine whose key is unknown. An
+        # earlier search may have written that comment, which lists no machine.
+        present = re.findall(ADDRESS, text)
+        new_lines = [line for line in lines if not {*re.findall(ADDRESS, line)} & {*present}]
+        text = add_lines(text, new_lines, path)
         write_whole(path.resolve(), text.encode(), stat.S_IMODE(path.stat().st_mode))
-        terminal.say(f"{pluralize(len(fresh), 'line')} added to {file}")
+        terminal.say(f"{pluralize(len(new_lines), 'line')} added to {file}")
     elif lines:
         terminal.say(f"lines for {file}, which WRITE=1 adds to the file")
     terminal.drain()

@@ -1,4 +1,7 @@
-"""The folders of runs on the control node, and which process controls a run."""
+"""Finds, makes and locks the folders of runs on the control node.
+
+A run's launcher is the process that holds the lock on `controller.pid` in the run's folder.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +60,9 @@ def writing(path: Path) -> Iterator[None]:
         ) from None
 
 
-def begin(parent: Path, name: str) -> Path:
-    """Make the folder of a new run of this name, or of a later second if that one exists. Raises
-    UserError."""
+def make_folder(parent: Path, name: str) -> Path:
+    """Make the folder of a new run, and return it. If the name is taken, take that of the next
+    second. Raises UserError."""
     # mkdir fails if the folder exists, so of two launchers in one second only one gets a name.
     while True:
         folder = parent / name
@@ -69,12 +72,12 @@ def begin(parent: Path, name: str) -> Path:
         name = bump_second(name)
 
 
-def recorded(path: Path, kind: type[Struct]) -> dict[str, Any]:
-    """Read a JSON object that a run wrote; the fields that `kind` has are of its types. Raises
-    UserError if it is damaged."""
+def read_json(path: Path, kind: type[Struct]) -> dict[str, Any]:
+    """Read a JSON object that a run wrote, whose fields must have the types that `kind` gives them.
+    Raises UserError if it is damaged."""
     try:
         text = read_text(path)
-        # Decoded twice, to check the types, and to keep fields that `kind` does not have.
+        # Decoded twice: first to check the types, then to keep fields that `kind` does not have.
         decode(text, kind, "it")
         document: dict[str, Any] = decode(text, dict[str, Any], "it")
         return document
@@ -90,8 +93,8 @@ def recorded(path: Path, kind: type[Struct]) -> dict[str, Any]:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise UserError if a link in a run's folder, which may be somebody else's, leads out of it:
-    another file would be read or written."""
+    """Raise UserError if a link leads out of a run's folder, which may be another user's: a file
+    elsewhere would be read or written."""
     for parent, folders, files in os.walk(folder):
         for path in (Path(parent, name) for name in [*folders, *files]):
             if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(folder):
@@ -102,12 +105,12 @@ def refuse_links(folder: Path) -> None:
 
 
 def disk_free() -> int:
-    """Return how many bytes may still be written where the runs are."""
+    """Return how many bytes may still be written on the disk of runs/."""
     return machine.disk_free(RUNS if RUNS.exists() else CHECKOUT) or 0
 
 
 def point_latest(folder: Path) -> None:
-    # A link cannot be changed, but another one can take its place at once: no reader finds none.
+    # A link cannot be changed, but a new link can take its place at once: readers always find one.
     fresh, latest = RUNS / f".latest.{os.getpid()}", RUNS / "latest"
     with writing(latest):
         fresh.unlink(missing_ok=True)
@@ -115,25 +118,21 @@ def point_latest(folder: Path) -> None:
         fresh.replace(latest)
 
 
-def latest() -> Path | None:
-    """Return the folder of the run that `latest` points to."""
-    folder = (RUNS / "latest").resolve()
-    return folder if (folder / "plan.json").exists() else None
-
-
-def forget(folder: Path, previous: Path | None) -> None:
-    """Remove the folder of a run that did not begin; runs/latest points to `previous` again."""
+def remove_folder(folder: Path, previous: Path) -> None:
+    """Remove the folder of a run that did not begin, and let runs/latest point to `previous`, the
+    run to which it led before."""
     shutil.rmtree(folder, ignore_errors=True)
     # Without an earlier run the link would lead to a folder that is gone.
-    if previous:
+    if (previous / "plan.json").exists():
         point_latest(previous)
     elif (RUNS / "latest").is_symlink():
         (RUNS / "latest").unlink()
 
 
 def lock(folder: Path) -> TextIO:
-    """Hold the run as its only controller. The kernel releases the lock when this process ends, so
-    it is never stale. Raises UserError when another process holds it."""
+    """Make this process the run's only launcher. The kernel releases the lock when the process
+    ends, so it is never stale. Raises UserError if another process holds it."""
+    # A line such as `4711 pc1 834512`: the pid, the PC, and the start time in clock ticks.
     path = folder / "controller.pid"
     with writing(path):
         file = open_lock(path)
@@ -146,7 +145,7 @@ def lock(folder: Path) -> TextIO:
             f"process {process} is running {folder.name}: `make attach RUN={folder.name}` "
             f"shows the run, `make stop RUN={folder.name}` ends it."
         ) from None
-    # Only the holder of the lock writes: the refused process above reads who that is.
+    # Only the holder of the lock writes; a process that is refused above reads who holds it.
     with writing(path):
         file.truncate(0)
         file.write(f"{os.getpid()} {socket.gethostname()} {processes.start_of(os.getpid())}\n")

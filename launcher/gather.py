@@ -1,5 +1,5 @@
 """`make bundle SCRIPT=` and `MODEL=`: gathers what a program needs from the internet into bundle/,
-for a day without."""
+for machines without internet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.terminal import Terminal, waiting
 
 
 def gather_files(config: Config, terminal: Terminal) -> list[Path]:
-    """Gather the program's packages, and files that it fetches by name; return where they are.
+    """Gather the program's packages, and the files that it fetches by name. Returns their paths.
     Raises UserError."""
     program, hosts, gathered = build_program(config), inventory.hosts_of(config), list[Path]()
     for file in program.files:
@@ -28,7 +28,7 @@ def gather_files(config: Config, terminal: Terminal) -> list[Path]:
             with waiting(terminal, f"fetching {file.pretrained.address}"):
                 path = pretrained.fetch(file.pretrained, terminal.say, pretrained.BUNDLE)
             gathered.append(path)
-    # Only packages depend on the machines, so without requirements none is asked.
+    # Only packages depend on the machines, so without requirements no machine is asked.
     if program.requirements:
         from launcher.plan import layer
 

@@ -1,8 +1,9 @@
-"""Brings the newest checkpoint to the machines that need it before an attempt begins.
+"""Copies the newest checkpoint to the machines that need it before an attempt begins. First comes
+`find_checkpoint`, whose answer the plan needs, and then `place_checkpoints`.
 
-If a program's ranks pass their checkpoint on themselves, one machine that has it is enough: files
-go through this machine only if none of the last attempt's machines participates. For other programs
-every machine gets the newest complete checkpoint (checkpoints.py).
+The ranks of Tandem's trainer pass their checkpoint on themselves, so one machine that has it is
+enough: files go through the control node only if no machine of the last attempt participates. With
+a script, every machine gets the newest complete checkpoint (checkpoints.py).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from contract.errors import UserError
 from launcher import collect, look
 from launcher.machines.engine import MachineError, talk
-from launcher.outputs import put
+from launcher.outputs import write_file
 from launcher.plan.plan import Plan
 from launcher.program import LAST
 from launcher.site import RunSite, folders_of
@@ -21,7 +22,7 @@ from launcher.watch.attempts import not_copied
 
 
 def find_checkpoint(site: RunSite) -> str | None:
-    """Return the checkpoint for {last} in the next attempt's words, which all of its machines have
+    """Return the checkpoint for {last} in RESUME_ARGS, which all machines of the next attempt have
     then; "" if the program looks for it, None if the program begins again. Raises UserError."""
     program = site.needs.program
     if program.resume is None:
@@ -34,49 +35,49 @@ def find_checkpoint(site: RunSite) -> str | None:
     from launcher import checkpoints
 
     has_last = any(LAST in word for word in program.resume)
-    name = checkpoints.hand_over(site, program.outputs, has_last, program.resumes_own)
+    name = checkpoints.hand_over_newest(site, program.outputs, has_last, program.resumes_own)
     return name if has_last else ""
 
 
 def place_checkpoints(site: RunSite, plan: Plan) -> None:
-    """Give the ranks of an attempt the newest checkpoint, and no stale one. Raises UserError."""
+    """Give the ranks of an attempt the newest checkpoint, and hide old ones. Raises UserError."""
     if not site.needs.program.ranks_pass_on or not site.attempts.list:
         return
     previous = site.attempts.list[-1]["nodes"]
     connected = {host.name for host in site.machines.hosts}
     if connected & set(previous):
-        # What machines that come back hold may be newer than the checkpoint from which the others
-        # went on without them: resuming from it would skip images that those have trained on.
-        set_aside(site, plan, [host for host in connected if host not in previous])
+        # A machine that comes back may hold a later step than the checkpoint from which the run
+        # continued without it. Resuming from that step would skip images that other machines used.
+        hide_checkpoints(site, plan, [host for host in connected if host not in previous])
         return
-    # None of the last attempt's machines continues. Their owners use them, but they still answer.
+    # No machine of the last attempt continues. If their owners use them, they still answer.
     hosts = [host for host in site.hosts if host.name in previous]
     if not any(host.owner.signs for host in hosts):
         return
     node = plan.nodes[0]
 
     def give(file: Path, size: int, name: str) -> None:
-        set_aside(site, plan, [*connected])
+        hide_checkpoints(site, plan, [*connected])
         folder = f"{node.output}/checkpoints/{node.host}"
-        put(site.machines.nodes[node.host], file, size, folder, name)
+        write_file(site.machines.nodes[node.host], file, size, folder, name)
 
     with waiting(site.terminal, f"sending the newest checkpoint to {node.host}"):
         machines = look.open_and_probe(hosts, site.needs, without_missing=True)
         try:
             run_folders = folders_of(machines, site.folder.name)
-            collect.hand_on(machines.nodes, run_folders, site.folder, give)
+            collect.pass_on_newest(machines.nodes, run_folders, site.folder, give)
         except collect.Unwritable as error:
             raise UserError(not_copied(site.folder, error)) from None
         finally:
             machines.close()
 
 
-def set_aside(site: RunSite, plan: Plan, names: list[str]) -> None:
+def hide_checkpoints(site: RunSite, plan: Plan, names: list[str]) -> None:
     """Move the checkpoints of these machines into a folder that ranks do not read. Raises
     MachineError."""
     move = 'test ! -e "$1" || { mkdir -p "$2" && mv "$1" "$2/before-attempt-$3"; }'
     for host in site.machines.hosts:
-        # They are moved, not deleted: nobody has decided yet that they are worthless.
+        # The checkpoints are moved, not deleted: the user may still want them.
         if host.name in names:
             output = site.folders[host.name]
             source, target = f"{output}/checkpoints/{host.name}", f"{output}/abandoned/{host.name}"

@@ -1,5 +1,5 @@
-"""Starts and ends runs by the clock: AT= begins a run later, UNTIL= saves and ends it. Meanwhile
-this machine does not suspend automatically."""
+"""Starts and ends runs by the clock: AT= begins a run later, UNTIL= saves and ends it. Until then
+the control node does not suspend automatically."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from datetime import datetime, timedelta
 from contract.errors import UserError
 from launcher.terminal import Terminal, in_thread
 
-# Seconds between two looks at the clock, which may be set, or stand still while this PC sleeps.
-LOOK_EVERY = 15.0
+# Between two looks at the clock, which may be set, or stand still while the PC sleeps.
+LOOK_SECONDS = 15.0
 
 
-def moments(at: str | None, until: str | None) -> dict[str, int]:
-    """Read AT= and UNTIL=, times of day like `19:00`, as Unix seconds by this machine's clock: AT
-    is the next such time, UNTIL the first one after AT. Raises UserError."""
+def read_times(at: str | None, until: str | None) -> dict[str, int]:
+    """Read AT= and UNTIL=, times of day like `19:00`. Returns the next such time for `at`, and for
+    `until` the first after it, in Unix seconds of the control node's clock. Raises UserError."""
     times: dict[str, int] = {}
     for variable, text in (("at", at), ("until", until)):
         if text is None:
@@ -41,7 +41,7 @@ def moments(at: str | None, until: str | None) -> dict[str, int]:
     return times
 
 
-def shown(unix: int) -> str:
+def show_time(unix: int) -> str:
     """Return `19:00`, with the day if it is not today."""
     day = datetime.fromtimestamp(unix)
     is_today = datetime.now().date() == day.date()
@@ -49,46 +49,49 @@ def shown(unix: int) -> str:
 
 
 def wait(at: int | None, terminal: Terminal) -> bool:
-    """Wait until that time. Returns False if it is over."""
+    """Wait until that time. Returns False if the time is past, or None."""
     if at is None or time.time() >= at:
         return False
     duration = timedelta(seconds=round(at - time.time()))
-    terminal.say(f"waits until {shown(at)} ({duration} from now): Ctrl-C cancels it")
-    terminal.result(waits=f"until {shown(at)}")
-    with awake(f"a run begins at {shown(at)}", terminal):
+    terminal.say(f"waits until {show_time(at)} ({duration} from now): Ctrl-C cancels it")
+    terminal.result(waits=f"until {show_time(at)}")
+    with awake(f"a run begins at {show_time(at)}", terminal):
         while (missing := at - time.time()) > 0:
-            time.sleep(min(LOOK_EVERY, missing))
+            time.sleep(min(LOOK_SECONDS, missing))
     return True
 
 
 @contextlib.contextmanager
-def ending(until: int | None, terminal: Terminal) -> Iterator[None]:
-    """End the run within at that time, as `make stop` does: the workers save, then exit."""
+def end_at(until: int | None, terminal: Terminal) -> Iterator[None]:
+    """End the run in the body at that time, as `make stop` does: the workers save, then exit."""
     if until is None:
         yield
         return
 
     def watch(over: threading.Event) -> None:
         # A signal to this process, so that UNTIL ends a run exactly as `make stop` does.
-        while not over.wait(min(LOOK_EVERY, max(0.0, until - time.time()))):
+        while not over.wait(min(LOOK_SECONDS, max(0.0, until - time.time()))):
             if time.time() >= until:
-                terminal.say(f"it is {shown(until)} (UNTIL): the run saves a checkpoint and ends")
+                terminal.say(
+                    f"it is {show_time(until)} (UNTIL): the run saves a checkpoint and ends"
+                )
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
 
-    terminal.say(f"the run ends at {shown(until)} at the latest, and can be resumed later")
-    with awake(f"a run lasts until {shown(until)}", terminal), in_thread("until", watch):
+    terminal.say(f"the run ends at {show_time(until)} at the latest, and can be resumed later")
+    with awake(f"a run lasts until {show_time(until)}", terminal), in_thread("until", watch):
         yield
 
 
 @contextlib.contextmanager
 def awake(reason: str, terminal: Terminal) -> Iterator[None]:
-    """Keep this machine from suspending automatically (systemd-logind), or report that it may. A
-    user who closes the lid or chooses suspend is obeyed."""
+    """Keep the control node from suspending automatically while the body runs, by systemd-logind,
+    or report that it may suspend. A user may still close the lid or choose suspend."""
     program = shutil.which("systemd-inhibit")
     process = None
     if program:
-        # The lock is held for as long as this process lives, however it ends.
+        # systemd-inhibit holds its lock while `tail` runs, which ends when this process ends, even
+        # if it is killed.
         tail = ("tail", f"--pid={os.getpid()}", "--follow", os.devnull)
         options = ("--what=sleep:idle", "--who=Tandem", f"--why={reason}")
         process = subprocess.Popen(
@@ -98,7 +101,7 @@ def awake(reason: str, terminal: Terminal) -> Iterator[None]:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        # Without permission, or without logind, it ends at once.
+        # Without permission, or without logind, systemd-inhibit ends at once.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1.0)
     if process is None or process.poll() is not None:

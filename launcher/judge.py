@@ -1,5 +1,7 @@
-"""Judges whether machines are fit for a run: it turns their answers into a list of problems.
-Nothing here asks a machine or reads a file."""
+"""Judges whether machines are fit for a run: it turns the answers that look.py got into a list of
+problems. No function asks a machine or reads a file. The sentences are in problems.py, and
+participants.py decides what a problem prevents.
+"""
 
 from __future__ import annotations
 
@@ -12,47 +14,50 @@ from contract.errors import UserError
 from contract.machines import CLOCK_TOLERANCE
 from contract.options import in_words_of_make
 from contract.text import pluralize, seconds
-from launcher.look import Control, Listing, NodeFacts, OpenMachines, Source, Unreached
+from launcher.look import ControlFacts, DataSource, Listing, NodeFacts, OpenMachines, Unreached
 from launcher.machines.engine import Host
 from launcher.plan import devices
 from launcher.problems import ALWAYS, Problem, Refused, merge_problems, problem
 from launcher.program import Needs, Program
 
-DISK_FREE = 1 << 30
-DISK_FULL = 64 << 20  # nothing can be trained here
+DISK_LOW = 1 << 30  # bytes free, below which a run is refused unless forced
+DISK_FULL = 64 << 20  # bytes free, below which no run can train
 
 
-def problems(machines: OpenMachines, needs: Needs, control: Control) -> list[Problem]:
+def problems(machines: OpenMachines, needs: Needs, control: ControlFacts) -> list[Problem]:
     """Return everything that is wrong with these machines for this run, except the connections
     between them."""
     hosts, facts, program = machines.hosts, machines.facts, needs.program
     node_devices: dict[str, devices.NodeDevices] = {}
     findings = master(hosts)
-    if control.disk_free < DISK_FREE:  # logs, records and checkpoints come to this machine
+    if control.disk_free < DISK_LOW:  # logs, records and checkpoints come to the control node
         code = "control-disk-full" if control.disk_free < 2 * DISK_FULL else "control-disk-low"
         findings.append(problem(code, free=control.disk_free >> 20))
     try:
         node_devices = devices.assign(hosts, facts, program)
     except Refused as refused:
         findings += refused.reasons
-    single = []
+    # Each machine by itself. Ten machines with the same problem get one sentence.
+    machine_problems = []
     for host in hosts:
         node_facts = facts[host.name]
-        # A driver that fails hides its GPUs, so such a machine is judged as one that has some.
+        # A driver that fails hides its GPUs, so such a machine is judged as one that has GPUs.
         has_gpus = host.name not in node_devices or node_devices[host.name].kind == "cuda"
         on_gpus = has_gpus or bool(node_facts.gpus.error)
         on_gpus = on_gpus and devices.wants_gpus(host, program.device)
-        single += [*_software(host, node_facts, on_gpus), *data(host, node_facts, needs)]
-        single += _state(host, node_facts, needs.run, on_gpus)
-    findings += [*merge_problems(single), *versions(machines)]
-    findings += [*same_data(machines), *merge_problems([*missing_data(machines, control.sources)])]
+        machine_problems += [*_software(host, node_facts, on_gpus), *data(host, node_facts, needs)]
+        machine_problems += _state(host, node_facts, needs.run, on_gpus)
+    findings += [*merge_problems(machine_problems), *versions(machines), *same_data(machines)]
+    findings += merge_problems([*missing_data(machines, control.sources)])
+    # What the program imports, and the packages that are sent with it.
     if needs_layer(program, machines):
         findings += python(machines)
     for host in hosts:
         lacks = program.layer and program.layer.differs(facts[host.name].distributions)
         if lacks:
             findings.append(problem("script-stack", host, lacks=", ".join(lacks)))
-    # It never blocks: the program was read here, not run, and may find its modules in another way.
+    # A missing module never blocks: the launcher has read the program, not run it, and the program
+    # may find its modules in another way.
     imports = []
     for host in hosts:
         missing = [name for name in program.modules if name in facts[host.name].missing]
@@ -62,7 +67,7 @@ def problems(machines: OpenMachines, needs: Needs, control: Control) -> list[Pro
                 problem("imports", host, program=program.typed, missing=names, python=python_path)
             )
     findings += merge_problems(imports)
-    # The precision of machines that cannot train would only add a second message.
+    # For machines that cannot train, their precision would only add a second message.
     if not any(entry.blocks is ALWAYS for entry in findings):
         try:
             devices.precision(program, machines, needs.decided.get("precision"))
@@ -73,7 +78,8 @@ def problems(machines: OpenMachines, needs: Needs, control: Control) -> list[Pro
 
 
 def master(hosts: Sequence[Host]) -> list[Problem]:
-    """Refuse a loopback address of node 0: on every other machine it means that machine itself."""
+    """Refuse a loopback address of node 0, which on every other machine means that machine itself.
+    If all addresses are loopback addresses, all nodes are on one PC."""
     addresses = [ipaddress.ip_address(host.address) for host in hosts]
     if not addresses or not addresses[0].is_loopback or all(ip.is_loopback for ip in addresses):
         return []
@@ -84,8 +90,7 @@ def master(hosts: Sequence[Host]) -> list[Problem]:
 
 
 def _software(host: Host, facts: NodeFacts, on_gpus: bool) -> Iterator[Problem]:
-    """Name the first thing that its software lacks."""
-    # Only the first: each of the others may follow from it.
+    """Name the first thing that a machine's software lacks: later ones may follow from it."""
     missing = [name for name in ("torch", "torchvision") if not getattr(facts.versions, name)]
     error = facts.gpus.error
     if missing:
@@ -101,21 +106,20 @@ def _software(host: Host, facts: NodeFacts, on_gpus: bool) -> Iterator[Problem]:
 
 
 def data(host: Host, facts: NodeFacts, needs: Needs) -> Iterator[Problem]:
-    """Name why the folder is not a data set, in the trainer's words (contract/layout.py)."""
+    """Name why a machine's data folder is missing or is not a data set (contract/layout.py)."""
     folder, answer = host.data_path(needs.config.data), facts.data
     if folder and not answer.exists:
-        names, be = ", ".join(answer.others), "is" if len(answer.others) == 1 else "are"
-        neighbours = f"; there {be} {names}" if names else ""
+        verb = "is" if len(answer.others) == 1 else "are"
+        neighbours = f"; there {verb} {', '.join(answer.others)}" if answer.others else ""
         name, is_local = Path(folder).name, host.engine.is_local
-        # Provisioning copies data to other machines only: on this one the user puts it in place.
-        brings = (
-            "" if is_local else (" (data_sets in group_vars/all.yml copies them to the machines)")
-        )
-        remedy = f"correct DATA, or put class folders into its folders train and val{brings}"
+        # Provisioning copies data to other machines only: on the control node the user puts the
+        # data in place.
+        hint = "" if is_local else " (data_sets in group_vars/all.yml copies them to the machines)"
+        remedy = f"correct DATA, or put class folders into its folders train and val{hint}"
         if needs.program.data_kind == layout.FILES:
             entry = f"`data_sets: [{{name: {name}, kind: files}}]`"
-            brings = f": {entry} in group_vars/all.yml copies data/{name} to the machines"
-            remedy = f"correct DATA, or copy the folder{'' if is_local else brings}"
+            hint = f": {entry} in group_vars/all.yml copies data/{name} to the machines"
+            remedy = f"correct DATA, or copy the folder{'' if is_local else hint}"
         elif name == "digits":
             remedy = host.engine.data_hint
         elif name == "imagenet":
@@ -133,17 +137,17 @@ def data(host: Host, facts: NodeFacts, needs: Needs) -> Iterator[Problem]:
 
 
 def _state(host: Host, facts: NodeFacts, run: str | None, on_gpus: bool) -> Iterator[Problem]:
-    """Judge a machine's folder, disk and clock, and who uses it. Processes of an earlier attempt of
-    `run` do not make it busy."""
+    """Judge a machine's folder, disk and clock, and who uses the machine. Processes of an earlier
+    attempt of `run` do not make it busy."""
     folder = facts.absolute(host.node_dir)
     if not facts.writable:
         yield problem("not-writable", host, folder=folder)
-    if facts.disk_free < DISK_FREE:
+    if facts.disk_free < DISK_LOW:
         code = "disk-full" if facts.disk_free < DISK_FULL else "disk-low"
         yield problem(code, host, free=facts.disk_free >> 20, folder=folder)
     if abs(facts.skew) > CLOCK_TOLERANCE:
-        way = "ahead of" if facts.skew > 0 else "behind"
-        yield problem("clock", host, seconds=abs(facts.skew), way=way)
+        direction = "ahead of" if facts.skew > 0 else "behind"
+        yield problem("clock", host, seconds=abs(facts.skew), way=direction)
     # Another run needs the processors, too; programs that are no run matter only on GPUs.
     other_runs = {
         f"{entry.holder}: run {entry.run}, for {seconds(entry.seconds)}"
@@ -172,87 +176,94 @@ def needs_layer(program: Program, machines: OpenMachines) -> bool:
 # ---- machines compared with each other ----
 
 
-def _differing(values: Mapping[str, str]) -> str:
-    """`2.1 (node1, node2), 2.2 (node3)` if there is more than one value."""
+def _list_differing(values: Mapping[str, str]) -> str:
+    """Return `2.1 (node1, node2), 2.2 (node3)` for the machines' values; "" if all are equal."""
     groups: dict[str, list[str]] = {}
     for host, value in values.items():
         groups.setdefault(value, []).append(host)
-    named = [f"{value} ({', '.join(hosts)})" for value, hosts in groups.items()]
-    return ", ".join(named) if len(named) > 1 else ""
+    texts = [f"{value} ({', '.join(hosts)})" for value, hosts in groups.items()]
+    return ", ".join(texts) if len(texts) > 1 else ""
 
 
+# What must be the same everywhere: a field of the machine's versions, and its name for people.
 STACK = {"torch": "torch", "torchvision": "torchvision", "cuda": "torch's CUDA", "nccl": "NCCL"}
 
 
 def versions(machines: OpenMachines) -> list[Problem]:
+    """Name differences in torch's stack, the processors and the drivers."""
     facts = {host.name: machines.facts[host.name] for host in machines.hosts}
     findings = []
     for name, label in STACK.items():
-        if values := _differing({h: str(getattr(f.versions, name)) for h, f in facts.items()}):
+        versions_by_host = {host: str(getattr(f.versions, name)) for host, f in facts.items()}
+        if values := _list_differing(versions_by_host):
             findings.append(problem("versions-differ", what=label, values=values))
-    if values := _differing({h: f.architecture for h, f in facts.items()}):
+    if values := _list_differing({host: f.architecture for host, f in facts.items()}):
         findings.append(problem("architectures-differ", values=values))
     # Only the branch counts: drivers of one branch run the same CUDA.
-    drivers = {h: f.gpus.driver.split(".")[0] for h, f in facts.items() if f.gpus.driver}
-    if values := _differing(drivers):
+    drivers = {host: f.gpus.driver for host, f in facts.items() if f.gpus.driver}
+    branches = {host: driver.partition(".")[0] for host, driver in drivers.items()}  # 535 of 535.86
+    if values := _list_differing(branches):
         findings.append(problem("drivers-differ", values=values))
     return findings
 
 
 def python(machines: OpenMachines) -> list[Problem]:
     """Refuse machines whose Pythons differ: no layer fits them all."""
-    values = _differing({host.name: machines.facts[host.name].python for host in machines.hosts})
+    values = _list_differing(
+        {host.name: machines.facts[host.name].python for host in machines.hosts}
+    )
     return [problem("python-differs", values=values)] if values else []
 
 
 def same_data(machines: OpenMachines) -> list[Problem]:
+    """Name parts of the data that differ between machines."""
     findings = []
     for split in (*layout.SPLITS, layout.FILES):
         values = {}
         for host in machines.hosts:
             if listing := machines.facts[host.name].data.splits.get(split):
-                values[host.name] = f"{_size(listing)}, {listing.sha256[:8]}"
-        if differing := _differing(values):
+                values[host.name] = f"{_word_size(listing)}, {listing.sha256[:8]}"
+        if differing := _list_differing(values):
             # A script may want other files on each machine, such as shards.
             code = "files-differ" if split == layout.FILES else "data-differs"
-            findings.append(problem(code, what=_name(split), values=differing))
+            findings.append(problem(code, what=_word_split(split), values=differing))
     return findings
 
 
-def _name(split: str) -> str:
-    return "the data folder" if split == layout.FILES else f"the folder {split} of the data"
+def _word_split(split: str) -> str:
+    return "the data folder" if split == layout.FILES else f"the data's {split} folder"
 
 
-def _size(listing: Listing) -> str:
+def _word_size(listing: Listing) -> str:
     if listing.classes:
         return f"{pluralize(listing.images, 'image')} in {pluralize(listing.classes, 'class')}"
     return f"{pluralize(listing.images, 'file')} of {listing.bytes:,} bytes"
 
 
-def missing_data(machines: OpenMachines, sources: Mapping[str, Source]) -> Iterator[Problem]:
+def missing_data(machines: OpenMachines, sources: Mapping[str, DataSource]) -> Iterator[Problem]:
     """Name machines whose data differ from their source: the folder that was copied to them, or the
     machine that shares its own."""
     for host in machines.hosts:
         if (source := sources.get(host.name)) is None:
             continue
         for split, listing in source.splits.items():
-            # A machine without this split has no data set, which `data` reports.
+            # `data` reports a machine without this split.
             local = machines.facts[host.name].data.splits.get(split, listing)
             sizes = ((local.images, listing.images), (local.classes, listing.classes))
             # In a folder of any files, a file may also be shorter.
             lacks = any(count < total for count, total in (*sizes, (local.bytes, listing.bytes)))
             if lacks or local.sha256 != listing.sha256:
-                values = {"own": _size(local), "whole": _size(listing), "source": source.name}
+                values = {"own": _word_size(local), "whole": _word_size(listing)}
                 kind = "copy" if source.is_copied else "share"
                 code = f"{kind}-lacks" if lacks else f"{kind}-differs"
-                yield problem(code, host, what=_name(split), **values)
+                yield problem(code, host, what=_word_split(split), source=source.name, **values)
 
 
-def unreachable_pairs(
+def name_unreachable_pairs(
     machines: OpenMachines, answers: Mapping[str, Sequence[Unreached] | str]
 ) -> Iterator[Problem]:
-    """Name the pairs of machines that cannot connect. `answers`: by machine, whom it does not
-    reach, or why it does not say."""
+    """Name the pairs of machines that cannot connect. `answers`: by machine, the peers that it does
+    not reach, or why it gave no answer (look.find_unreachable_peers)."""
     names = {host.address: host.name for host in machines.hosts}
     for host in machines.hosts:
         answer = answers.get(host.name, ())

@@ -1,5 +1,6 @@
-"""Carries out a run on machines that are ready, from its folder to its report. The functions
-stand in the order of a run: prepare, attempts, decide, the next start, collect, report.
+"""Carries out a run on machines that are ready, from its folder to its report. run.py calls
+`start_run` and `resume_run`; watch/ carries out the single attempt. The functions stand in the
+order of a run: prepare, attempts, the decision on a restart, the next attempt, copying, report.
 
 Each machine keeps its batch, so with fewer machines the global batch is smaller and an epoch has
 more steps. The schedule counts images, not steps, and continues from the checkpoint. With
@@ -54,19 +55,20 @@ from launcher.watch.guards import deliver, lay_out, start_guards
 from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Watch
 
-LARGEST_DIVISOR = 64
+LARGEST_DIVISOR = 64  # of Limits
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run: all that stays the same from the first attempt to the report; `attempts` grows."""
+    """The facts of a run from its first attempt to its report; only `attempts` changes. `lock`
+    keeps other launchers away. `status_before`, `count_before`: the status of a resumed run, and
+    its number of attempts, before it was resumed."""
 
     folder: Path
     ready: ReadyRun
     terminal: Terminal
     notify: Notify
     attempts: Attempts
-    # A resumed run's status before it was resumed, and its number of attempts.
     status_before: str
     count_before: int
     lock: TextIO
@@ -82,8 +84,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Limits:
-    """The restarts that the user still allows. `divisor`: micro-batches are 1/divisor of a step's
-    batch, for a run that was out of memory."""
+    """The restarts that a run may still make, by MAX_RESTARTS. `divisor`: after attempts that were
+    out of memory, the micro-batches of the next attempt are 1/divisor of a step's batch."""
 
     restarts: int
     divisor: int = 1
@@ -93,8 +95,9 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Start:
-    """An attempt that is about to be made. `checkpoint`: the one that its words name."""
+class PlannedAttempt:
+    """An attempt that is about to start. `reason`: why, for people. `checkpoint`: the name that
+    replaces {last} in RESUME_ARGS, if there is any."""
 
     plan: Plan
     needs: Needs
@@ -107,37 +110,37 @@ class Start:
 # ---- prepare ----
 
 
-def begin(ready: ReadyRun, terminal: Terminal, waiter: Waiter, name: str = "") -> int:
-    """Carry out a new run and return the exit code. Raises UserError. After Busy no trace of the
-    run remains here: two launchers may have found the same machines free."""
-    folder, latest = None, folders.latest()
+def start_run(ready: ReadyRun, terminal: Terminal, waiter: Waiter, name: str = "") -> int:
+    """Carry out a new run and return the exit code. Raises UserError. After Busy the run has no
+    folder any more: another launcher, which had found the same machines free, was first."""
+    folder, previous = None, (folders.RUNS / "latest").resolve()
     try:
-        folder = folders.begin(folders.RUNS, name or new_id(ready))
+        folder = folders.make_folder(folders.RUNS, name or new_id(ready))
         plan = make_plan(ready, ready.machines, run=folder.name, bar=terminal.columns)
         with folders.writing(folder / "plan.json"):
             # The plan holds the diff of the checkout and each machine's run_env, which are private.
             document = plan.document()
             document["seal"] = seal.seal(document["options"])
             write_json(folder / "plan.json", document, mode=0o600)
-        run = prepare(folder, ready, terminal)
+        run = take_control(folder, ready, terminal)
         waiter.waited = ""  # from here on the run sends its own notifications
-        return carry_out(run, first_start(run, plan, "first attempt"))
+        return run_to_end(run, plan, "first attempt")
     except BaseException as error:
         ready.machines.close()
         # A folder without an attempt would be taken for a run that failed.
         nothing_began = isinstance(error, (Busy, CheckFailed))
         if folder and (nothing_began or not (folder / "plan.json").exists()):
-            terminal.keep_no_more()
-            folders.forget(folder, latest)
+            terminal.close_log()
+            folders.remove_folder(folder, previous)
         raise
 
 
-def go_on(folder: Path, ready: ReadyRun, terminal: Terminal, waiter: Waiter) -> int:
-    """Carry out a run that was begun before and return the exit code. Raises UserError. After Busy
+def resume_run(folder: Path, ready: ReadyRun, terminal: Terminal, waiter: Waiter) -> int:
+    """Carry out a run that was begun before and return the exit code. Raises UserError; after Busy
     the run is as it was."""
     run = None
     try:
-        run = prepare(folder, ready, terminal)
+        run = take_control(folder, ready, terminal)
         number = run.attempts.close_broken() + 1
         checkpoint = find_checkpoint(run.site(ready.machines, ready.needs))
         plan = make_plan(
@@ -149,39 +152,38 @@ def go_on(folder: Path, ready: ReadyRun, terminal: Terminal, waiter: Waiter) -> 
             used_ports=run.attempts.ports,
             bar=terminal.columns,
         )
-        waiter.waited = ""
-        return carry_out(run, first_start(run, plan, "resumed by hand", checkpoint))
+        waiter.waited = ""  # from here on the run sends its own notifications
+        return run_to_end(run, plan, "resumed by hand", checkpoint)
     except BaseException as error:
         ready.machines.close()
+        # With QUEUE=1 the run is resumed again after Busy, and then takes the lock anew.
         if run and isinstance(error, (Busy, CheckFailed)):
-            terminal.keep_no_more()
+            terminal.close_log()
             run.lock.close()
         raise
 
 
-def prepare(folder: Path, ready: ReadyRun, terminal: Terminal) -> Run:
-    """Take control of the run for this process. Raises UserError if another one has it."""
+def take_control(folder: Path, ready: ReadyRun, terminal: Terminal) -> Run:
+    """Take control of the run for this process. Raises UserError if another process has it."""
     notify = Notify(ready.config.notify, terminal)
-    # The lock comes first: until then another controller may write the attempts.
+    # The lock comes first: until then another launcher may write the attempts.
     lock, attempts = folders.lock(folder), Attempts(folder)
     status, count = attempts.status, len(attempts.list)
     return Run(folder, ready, terminal, notify, attempts, status, count, lock)
 
 
-def first_start(run: Run, plan: Plan, reason: str, checkpoint: str | None = None) -> Start:
+def run_to_end(run: Run, plan: Plan, reason: str, checkpoint: str | None = None) -> int:
+    """Make all attempts, the first by this plan; copy the files to the control node, report and
+    notify. Returns the exit code. Raises UserError if no attempt began."""
     needs = dataclasses.replace(run.ready.needs, run=plan.run)
-    limits = Limits(run.ready.config.max_restarts)
-    return Start(plan, needs, run.ready.machines, reason, limits, checkpoint or None)
-
-
-def carry_out(run: Run, start: Start) -> int:
-    """Make all attempts, bring the files here, report and notify. Returns the exit code."""
+    limits, machines = Limits(run.ready.config.max_restarts), run.ready.machines
+    first = PlannedAttempt(plan, needs, machines, reason, limits, checkpoint or None)
     try:
         # From here on the terminal's lines are kept: `make attach` may come at any time.
-        run.terminal.keep_in(run.folder / "controller.log")
+        run.terminal.open_log(run.folder / "controller.log")
         folders.point_latest(run.folder)
-        outcome, machines = run_attempts(run, start)
-        is_whole = finish(run, outcome, machines)
+        outcome, connected = run_attempts(run, first)
+        is_whole = finish(run, outcome, connected)
     except UserError as error:
         # After Busy nothing has failed: with QUEUE=1 the run waits and is tried again.
         if not isinstance(error, Busy):
@@ -196,28 +198,28 @@ def carry_out(run: Run, start: Start) -> int:
 # ---- attempts ----
 
 
-def run_attempts(run: Run, start: Start) -> tuple[Outcome, OpenMachines | None]:
+def run_attempts(run: Run, attempt: PlannedAttempt) -> tuple[Outcome, OpenMachines | None]:
     """Make attempt after attempt. Returns the outcome of the last one, and the connections that are
-    still open. Raises UserError if there was none."""
+    still open, None if there are none. Raises UserError if the first attempt did not begin."""
     with (
         Stopper().listening() as stopper,
-        hours.ending(run.ready.config.until, run.terminal),
+        hours.end_at(run.ready.config.until, run.terminal),
         run.participants.looking(),
     ):
         while True:
             try:
-                outcome = perform_attempt(run, start, stopper)
+                outcome = perform_attempt(run, attempt, stopper)
             except UserError as error:
                 # A later attempt that could not begin leaves the checkpoints of the earlier ones,
-                # which are worth collecting.
-                if start.plan.attempt == 1 or stopper.asked:
+                # which are worth copying.
+                if attempt.plan.attempt == 1 or stopper.asked:
                     run.attempts.close("failed")
-                    start.machines.close()
+                    attempt.machines.close()
                     raise
                 run.terminal.say(*error.problems)
-                return Outcome("failed", None, 0.0, [], {}), start.machines
+                return Outcome("failed", None, 0.0, [], {}), attempt.machines
             cause = outcome.cause
-            # Another launcher has taken a machine since it was looked at.
+            # If another launcher has taken a machine since its answer, this run has not begun.
             is_first = len(run.attempts.list) == run.count_before + 1
             if is_first and cause is not None and cause.source == "busy":
                 run.attempts.close(run.status_before)
@@ -227,40 +229,40 @@ def run_attempts(run: Run, start: Start) -> tuple[Outcome, OpenMachines | None]:
             if outcome.status != "finished":
                 run.terminal.say(*outcome.silent_ranks, *leftovers(outcome))
             can_resume = run.ready.program.resume is not None
-            decision = decide(outcome, start.limits, can_resume)
+            decision = decide_restart(outcome, attempt.limits, can_resume)
             if decision is None or stopper.asked:
-                return outcome, start.machines
-            run.terminal.say(f"starting again: {decision[1]}")
+                return outcome, attempt.machines
+            limits, reason = decision
+            run.terminal.say(f"starting again: {reason}")
             try:
-                start = next_start(run, start, *decision, stopper)
+                attempt = plan_next_attempt(run, attempt, limits, reason, stopper)
             except UserError as error:
                 run.terminal.say(*error.problems)
                 return outcome, None
 
 
-def perform_attempt(run: Run, start: Start, stopper: Stopper) -> Outcome:
-    """Send the program, start the guards, and stay until all have ended. If machines no longer
-    answer, the attempt has failed. Raises UserError."""
-    # If the first attempt cannot begin, the user is there to read why. A later one fails like any
-    # other attempt, and MAX_RESTARTS may help.
-    plan, machines, program = start.plan, start.machines, start.needs.program
+def perform_attempt(run: Run, attempt: PlannedAttempt, stopper: Stopper) -> Outcome:
+    """Send the program, start the guards, and stay until all guards have ended. If machines no
+    longer answer, the attempt has failed, and MAX_RESTARTS may help. Only a first attempt raises
+    MachineError then, since the user is there to read why. Raises UserError."""
+    plan, machines, program = attempt.plan, attempt.machines, attempt.needs.program
     try:
         with waiting(run.terminal, "sending the code"):
             deliver(deliveries(program), machines, run.terminal.say)
-        place_checkpoints(run.site(machines, start.needs), plan)
+        place_checkpoints(run.site(machines, attempt.needs), plan)
         if program.runs_in_folder:
             with waiting(run.terminal, "laying out the code"):
                 lay_out(plan, machines, program.outputs, run.terminal.say)
-        if len(run.attempts.list) == run.count_before:  # a restart has passed this check before
+        if len(run.attempts.list) == run.count_before:  # a restart need not repeat the check
             run_check(plan, machines, run.terminal)
         run.terminal.say(
             f"run {plan.run}, attempt {plan.attempt}: {pluralize(len(plan.nodes), 'node')}, "
             f"{pluralize(plan.world_size, 'process')}"
         )
         run.terminal.result(run=plan.run)
-        run.attempts.begin(plan, start.reason, time.time(), start.checkpoint)
+        run.attempts.begin(plan, attempt.reason, time.time(), attempt.checkpoint)
         logs = RunLogs(run.folder, run.terminal, plan.world_size)
-        with run.participants.training(machines, start.needs):
+        with run.participants.training(machines, attempt.needs):
             outcome = watch_guards(plan, machines, logs, stopper, run.participants)
     except MachineError as error:
         if plan.attempt == 1 or stopper.asked:
@@ -268,10 +270,10 @@ def perform_attempt(run: Run, start: Start, stopper: Stopper) -> Outcome:
         message = " ".join(error.problems)
         failure = Failure(host=error.hosts[0], source="gone", order=0, message=message)
         outcome = Outcome("failed", failure, 0.0, error.hosts, {})
-        if run.attempts.list[-1]["attempt"] != plan.attempt:
-            run.attempts.begin(plan, start.reason, time.time())
+        if run.attempts.list[-1]["attempt"] != plan.attempt:  # it failed before it was noted
+            run.attempts.begin(plan, attempt.reason, time.time())
     else:
-        if cause := outcome.cause:
+        if cause := outcome.cause:  # a file that the rank did not find may be on the control node
             hint = explain_missing_file(program, cause.evidence, cause.host)
             cause = dataclasses.replace(cause, file_hint=hint)
             outcome = dataclasses.replace(outcome, cause=cause)
@@ -286,7 +288,7 @@ def watch_guards(
     stopper: Stopper,
     participants: Participants | None = None,
 ) -> Outcome:
-    """Start the guards of an attempt and stay until all have ended."""
+    """Start the guards of an attempt and stay until all guards have ended. Raises MachineError."""
     processes = start_guards(plan, machines)
     try:
         return Watch(plan, processes, logs, stopper, participants).run()
@@ -297,47 +299,53 @@ def watch_guards(
             process.close()
 
 
-# ---- decide, and the next start ----
+# ---- whether to start again, and with which plan ----
 
 
-def decide(outcome: Outcome, limits: Limits, can_go_on: bool = True) -> tuple[Limits, str] | None:
+def decide_restart(
+    outcome: Outcome, limits: Limits, can_resume: bool = True
+) -> tuple[Limits, str] | None:
     """Return the limits of the next attempt and its reason; None if the run is over."""
-    if outcome.regroup and can_go_on:
+    # The attempt saved and ended because the machines change, which is no failure.
+    if outcome.regroup and can_resume:
         return limits, outcome.regroup
     cause = outcome.cause
     if outcome.status != "failed" or cause is None:
         return None
     # Smaller micro-batches repair a lack of memory, so they use up none of MAX_RESTARTS.
-    restart = failures.restart(cause)
+    # After SAME_AGAIN a new attempt would fail in the same way.
+    restart = cause.restart
     if restart is Restart.IN_SMALLER_PIECES and limits.divisor < LARGEST_DIVISOR:
         limits = dataclasses.replace(limits, divisor=limits.divisor * 2)
     elif restart is not Restart.SAME_AGAIN and limits.restarts > 0:
         limits = dataclasses.replace(limits, restarts=limits.restarts - 1)
     else:
         return None
-    return limits, failures.reason(cause, limits.divisor)
+    return limits, failures.explain_restart(cause, limits.divisor)
 
 
-def next_start(run: Run, start: Start, limits: Limits, reason: str, stopper: Stopper) -> Start:
-    """Plan the next attempt on the machines that answer. Raises UserError, and leaves no connection
-    open then."""
+def plan_next_attempt(
+    run: Run, previous: PlannedAttempt, limits: Limits, reason: str, stopper: Stopper
+) -> PlannedAttempt:
+    """Plan the next attempt on the machines that answer. Raises UserError, after it has closed all
+    connections."""
     # Machines may be gone or back by now, so all are asked again over new connections.
-    start.machines.close()
+    previous.machines.close()
     terminal = run.terminal
-    needs = dataclasses.replace(start.needs, decided=run.attempts.decided())
-    # Whoever reads that the run waits for machines wants to know whether steps are lost.
-    saved = run.attempts.saved(run.folder)
+    needs = dataclasses.replace(previous.needs, decided=run.attempts.read_decisions())
+    # A user who reads that the run waits for machines wants to know whether steps are lost.
+    saved = run.attempts.has_checkpoint(run.folder)
     lead = "the checkpoint is saved, and the run waits" if saved else "the run waits"
     waiter = Waiter(terminal, run.notify, stopper=stopper, lead=lead)
-    machines = run.participants.gather(Moment.RESTART, needs, waiter, start.plan.run)
+    machines = run.participants.gather(Moment.RESTART, needs, waiter, previous.plan.run)
     try:
         checkpoint = find_checkpoint(run.site(machines, needs))
         plan = make_plan(
             dataclasses.replace(run.ready, needs=needs),
             machines,
             checkpoint=checkpoint,
-            run=start.plan.run,
-            attempt=start.plan.attempt + 1,
+            run=previous.plan.run,
+            attempt=previous.plan.attempt + 1,
             used_ports=run.attempts.ports,
             bar=terminal.columns,
             extra_env=limits.environment(),
@@ -345,16 +353,16 @@ def next_start(run: Run, start: Start, limits: Limits, reason: str, stopper: Sto
     except BaseException:
         machines.close()
         raise
-    return Start(plan, needs, machines, reason, limits, checkpoint or None)
+    return PlannedAttempt(plan, needs, machines, reason, limits, checkpoint or None)
 
 
-# ---- collect and report ----
+# ---- copy the files and report ----
 
 
 def finish(run: Run, outcome: Outcome, machines: OpenMachines | None) -> bool:
-    """Close the run, bring its files here, and report. Returns whether this machine has all that
-    it should."""
-    # If nothing was done since the run was resumed, it is as it was before.
+    """Close the run, copy its files to the control node, and report. Returns whether the control
+    node has all files that it should."""
+    # A resumed run that did no work, or whose program refused its input, keeps its old status.
     attempts = run.attempts.list[run.count_before :]
     is_bad_input = outcome.cause is not None and outcome.cause.exit_code == BAD_INPUT
     is_unchanged = not attempts or (len(attempts) == 1 and is_bad_input)
@@ -363,11 +371,10 @@ def finish(run: Run, outcome: Outcome, machines: OpenMachines | None) -> bool:
     machines = reconnect(run, outcome, machines)
     # Ctrl-C ends only the copying: the run is over, and its status is written.
     try:
-        saved, is_whole = collect_files(run, machines)
-        can_resume = run.ready.program.resume is not None
+        has_checkpoint, is_whole = collect_files(run, machines)
         advice = cannot_go_on()
-        if can_resume:
-            advice = how_to_resume(run.folder.name, saved, outcome.cause)
+        if run.ready.program.resume is not None:
+            advice = how_to_resume(run.folder.name, has_checkpoint, outcome.cause)
         if outcome.status != "finished":
             run.attempts.note_how_to_resume(advice)
         is_whole = make_report(run.folder, run.terminal) and is_whole
@@ -387,9 +394,10 @@ def finish(run: Run, outcome: Outcome, machines: OpenMachines | None) -> bool:
 
 
 def reconnect(run: Run, outcome: Outcome, machines: OpenMachines | None) -> OpenMachines:
-    """Return the same connections, or new ones if machines may be gone, or back, by now."""
+    """Return the same connections if all machines that participated are still connected; otherwise
+    close them and connect to the machines that answer now."""
     participated = run.participants.participated
-    is_lost = outcome.status == "failed" or bool(outcome.gone or outcome.unresponsive)
+    is_lost = outcome.status == "failed" or bool(outcome.lost_hosts or outcome.unreported_hosts)
     if machines and not is_lost and participated <= {host.name for host in machines.hosts}:
         return machines
     if machines:
@@ -403,8 +411,8 @@ def reconnect(run: Run, outcome: Outcome, machines: OpenMachines | None) -> Open
 
 
 def collect_files(run: Run, machines: OpenMachines) -> tuple[bool, bool]:
-    """Bring the files here. Returns whether a checkpoint was saved anywhere, and whether this
-    machine has all that it should."""
+    """Copy the run's files to the control node. Returns whether a checkpoint was saved on any
+    machine, and whether the control node has all files that it should."""
     program, attempts = run.ready.program, run.attempts
     nodes, max_bytes = machines.nodes, run.ready.config.keep * MIB
     run_folders = folders_of(machines, run.folder.name)
@@ -415,36 +423,39 @@ def collect_files(run: Run, machines: OpenMachines) -> tuple[bool, bool]:
     is_whole = True
     with waiting(run.terminal, "copying records and checkpoints to the control node"):
         try:
-            lines += collect.bring(nodes, run_folders, attempts.list, run.folder, max_bytes)
+            lines += collect.fetch_records(nodes, run_folders, attempts.list, run.folder, max_bytes)
             if program.runs_in_folder:
                 limit = max_bytes if program.outputs else MOST_BYTES
-                lines += outputs.bring(nodes, run_folders, program.outputs, run.folder, limit)
-            if program.ranks_pass_on:  # so the newest checkpoint of one machine is that of all
-                names_by_host = collect.checkpoints(nodes, run_folders)
-                paths, problems = collect.best_and_last(
+                lines += outputs.fetch_outputs(
+                    nodes, run_folders, program.outputs, run.folder, limit
+                )
+            # Every machine has the trainer's checkpoints, so those of one machine are enough.
+            if program.ranks_pass_on:
+                names_by_host = collect.list_checkpoints(nodes, run_folders)
+                paths, problems = collect.fetch_best_and_newest(
                     names_by_host, nodes, run_folders, run.folder
                 )
                 lines += [*problems, *(f"checkpoint {relative(path)}" for path in paths)]
             if program.results and attempts.status == "finished":
                 host, names = attempts.list[-1]["nodes"][0], [*program.results]
-                texts, is_whole = collect.bring_results(nodes, run_folders, host, names, run.folder)
+                texts, is_whole = collect.fetch_results(nodes, run_folders, host, names, run.folder)
                 lines += texts
         except collect.Unwritable as error:
             # One sentence: on a full disk each further file would fail for the same reason.
             lines, is_whole = [not_copied(run.folder, error)], False
     attempts.read_starts()
     run.terminal.say(*lines)
-    has_saved = any(map(collect.newest, names_by_host.values())) or attempts.saved(run.folder)
+    has_saved = bool(collect.newest_by_host(names_by_host)) or attempts.has_checkpoint(run.folder)
     return has_saved or not program.ranks_pass_on, is_whole
 
 
-REPORT = (sys.executable, "-m", "report")
+REPORT_ARGV = (sys.executable, "-m", "report")
 
 
 def run_report(*words: str) -> tuple[int, list[str]]:
-    """Run the report with these words. Returns its exit code, and its output in lines."""
+    """Run the report with these arguments. Returns its exit code and the lines of its output."""
     # A separate process, since the report limits its memory and its computing time.
-    argv, merged = [*REPORT, *words], subprocess.STDOUT
+    argv, merged = [*REPORT_ARGV, *words], subprocess.STDOUT
     done = subprocess.run(
         argv, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=merged, text=True, check=False
     )
@@ -456,8 +467,7 @@ def make_report(folder: Path, terminal: Terminal) -> bool:
     with waiting(terminal, "making the report"):
         code, lines = run_report(str(relative(folder)))
     if code == 0:
-        for line in lines:
-            terminal.line(line)
+        terminal.lines(lines)
     else:
         reason = lines[-1] if lines else f"exit code {code}"
         terminal.say(

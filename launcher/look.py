@@ -1,6 +1,7 @@
-"""Asks all machines at once for the facts that a plan needs, and for the peers that each of them
-reaches. It also reads the data of this machine that they have copies of. judge.py turns the answers
-into problems."""
+"""Asks all machines at once for the facts that a plan needs, and which peers each machine reaches.
+It also lists the data sets on the control node that machines have copies of. participants.py calls
+it before each attempt; judge.py turns the answers into problems.
+"""
 
 from __future__ import annotations
 
@@ -33,24 +34,25 @@ from launcher.machines.engine import (
 from launcher.node.machine import PULSE
 from launcher.problems import Problem, Refused, problem
 from launcher.program import Needs
-from launcher.remote import MARK, SECONDS, ask, marked, program
+from launcher.remote import MARK, SECONDS, ask, find_answer, program
 
 FIRST_PORT, PORT_COUNT = 29500, 32
-NO_STATUS = -1  # what paramiko has where the connection ended before the command
+NO_STATUS = -1  # what paramiko returns if the connection ended before the command
 REACH_SECONDS = 15.0
-# With more machines than this each tries only its nearest neighbours and node 0, not all n * n
-# pairs.
+# Up to this many machines, each tries to reach every other one. With more, n * n pairs would be too
+# many, so each tries only node 0 and its nearest neighbours.
 ALL_PAIRS = 16
 
 
 @dataclass
 class OpenMachines:
-    """Open connections and what was seen over them."""
+    """Connected machines and their facts, by name. `silent`: why the other machines that were asked
+    are not among them."""
 
     hosts: list[Host]
     nodes: dict[str, Node]
     facts: dict[str, NodeFacts]
-    silent: dict[str, Problem] = field(default_factory=dict)  # why others that were asked are not
+    silent: dict[str, Problem] = field(default_factory=dict)
 
     def close(self) -> None:
         engine.close_all(self.nodes)
@@ -68,8 +70,9 @@ class OpenMachines:
 
 
 @dataclass(frozen=True)
-class Source:
-    """A folder that machines have copies of, or read over a share: `name` for people."""
+class DataSource:
+    """A folder that machines have copies of, or read over a share. `name`: for people. `splits`:
+    its listings, such as those of train and val."""
 
     name: str
     is_copied: bool
@@ -77,32 +80,36 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Control:
-    """Facts of this machine: the bytes free for runs/, and the sources of the machines' data, by
-    the machine's name."""
+class ControlFacts:
+    """Facts of the control node: the bytes free for runs/, and the source of each machine's data,
+    by the machine's name."""
 
     disk_free: int
-    sources: Mapping[str, Source] = field(default_factory=dict)
+    sources: Mapping[str, DataSource] = field(default_factory=dict)
 
 
 def open_and_probe(
     hosts: list[Host], needs: Needs, *, without_missing: bool = False
 ) -> OpenMachines:
-    """Connect to the machines and ask them. Raises UserError naming all that did not answer.
-
-    With `without_missing`, machines that do not answer are `silent` instead.
-    """
+    """Connect to the machines and ask them for their facts. Raises UserError with a sentence on
+    each machine that did not answer; with `without_missing` these are `silent` instead."""
     nodes, failures = engine.open_all(hosts)
     try:
         if failures and not without_missing:
-            raise UserError(*unreached(hosts, failures))
+            sentences = [*failures.values()]
+            # If all machines are the inventory's samples, the user has listed no machines yet.
+            are_samples = all(inventory.EXAMPLE.get(host.name) == host.address for host in hosts)
+            if are_samples and len(failures) == len(hosts):
+                lead = f"{', '.join(failures)}: {problem('examples').message}"
+                sentences = [lead, sentences[0]]
+            raise UserError(*sentences)
         present = [host for host in hosts if host.name in nodes]
-        questions = {host.name: question(host, present, needs) for host in present}
+        questions = {host.name: make_question(host, present, needs) for host in present}
         facts, silent = ask_all(nodes, questions)
-        unlike = _take_listings(facts, questions)
-        if unlike:
-            named = {name: nodes[name] for name in unlike}
-            more_facts, more_silent = ask_all(named, unlike)
+        # One machine listed a share for all. Machines that see another folder there list it now.
+        if questions_again := _share_listings(facts, questions):
+            asked_nodes = {name: nodes[name] for name in questions_again}
+            more_facts, more_silent = ask_all(asked_nodes, questions_again)
             facts, silent = {**facts, **more_facts}, {**silent, **more_silent}
         if silent and not without_missing:
             raise Refused([*silent.values()])
@@ -113,40 +120,33 @@ def open_and_probe(
         raise
 
 
-def unreached(hosts: list[Host], failures: dict[str, str]) -> list[str]:
-    """Return sentences on machines that cannot be reached; `failures`: by their names."""
-    # If none can, and they are the example's, nobody has listed machines yet.
-    example = all(inventory.EXAMPLE.get(host.name) == host.address for host in hosts)
-    if len(failures) < len(hosts) or not example:
-        return list(failures.values())
-    return [f"{', '.join(failures)}: {problem('examples').message}", next(iter(failures.values()))]
-
-
-def _take_listings(
+def _share_listings(
     facts: dict[str, NodeFacts], questions: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """Give each machine that reads a share the listing of the one that read it for all, in `facts`.
-    Return the questions to machines whose folder is unlike that one's, to list it themselves."""
-    unlike = {}
-    for name, asked in questions.items():
-        reader, own = facts.get(asked["data_reader"]), facts.get(name)
-        if not asked["data_reader"] or own is None or not own.data.exists:
+    """Give each machine that mounts a share the listing of the machine that read the share for all
+    (`data_reader`), in `facts`. If the folders of both changed at different times, they are not the
+    same: return the question to such a machine, which has to list its folder itself."""
+    questions_again = {}
+    for name, question in questions.items():
+        reader, node_facts = facts.get(question["data_reader"]), facts.get(name)
+        if not question["data_reader"] or node_facts is None or not node_facts.data.exists:
             continue
-        if reader is None or reader.data.changed != own.data.changed:
-            unlike[name] = {**asked, "data_reader": ""}
+        data = node_facts.data
+        if reader is None or reader.data.changed != data.changed:
+            questions_again[name] = {**question, "data_reader": ""}
             facts.pop(name)
         else:
-            data = structs.replace(own.data, splits=reader.data.splits, problem=reader.data.problem)
-            facts[name] = structs.replace(own, data=data)
-    return unlike
+            data = structs.replace(data, splits=reader.data.splits, problem=reader.data.problem)
+            facts[name] = structs.replace(node_facts, data=data)
+    return questions_again
 
 
-def question(host: Host, hosts: Sequence[Host], needs: Needs) -> dict[str, Any]:
+def make_question(host: Host, hosts: Sequence[Host], needs: Needs) -> dict[str, Any]:
     """Return the question for launcher/node/probe.py on one of these machines."""
     ports, wanted_port = range(FIRST_PORT, FIRST_PORT + PORT_COUNT), needs.config.port
     # A single machine is asked for the interface of its own address.
     peers = [peer.address for peer in hosts if peer.name != host.name] or [host.address]
-    # A share is listed by one of the machines that mount it, and by its server.
+    # The first of the machines that mount a share lists it for all; its server lists it, too.
     readers = [
         peer.name
         for peer in hosts
@@ -184,14 +184,14 @@ def _ask(node: Node, question: dict[str, Any]) -> NodeFacts | Problem:
     host = node.host
     try:
         source = program("launcher.node.probe", f"main({question!r}, {MARK!r})")
-        # The clock of the machine is compared with the times before and after its answer.
         start = time.time()
         process = node.start([host.env_python, "-IB", "-"])
+        # While it computes, the machine sends PULSE, which renews the time limit.
         output, stderr, status = talk(process, source.encode(), SECONDS, len(PULSE))
-        if (line := marked(output)) is not None:
+        if (line := find_answer(output)) is not None:
             facts = read_facts(line, question)
-            ahead = skew(facts.unix, start, time.time())
-            return structs.replace(facts, host=host.name, skew=ahead)
+            skew = clock_skew(facts.unix, start, time.time())
+            return structs.replace(facts, host=host.name, skew=skew)
     except MachineError as error:
         return Problem("unreached", str(error))
     except UserError as error:
@@ -204,7 +204,7 @@ def _ask(node: Node, question: dict[str, Any]) -> NodeFacts | Problem:
         return problem("answer-impossible", host, why=error)
     except Exception as error:
         return problem("answer-fails", host, place=error_location(error))
-    if status in (126, 127):  # of the shell there: Python cannot be run, or does not exist
+    if status in (126, 127):  # the machine's shell found no Python, or cannot run it
         return problem("python-missing", host, python=host.env_python, reason=stderr)
     if status == NO_STATUS:
         return problem("connection-broke", host, why="")
@@ -229,34 +229,36 @@ def read_facts(line: str, question: Mapping[str, Any]) -> NodeFacts:
     )
 
 
-def data_sources(machines: OpenMachines, needs: Needs) -> dict[str, Source]:
+def read_data_sources(machines: OpenMachines, needs: Needs) -> dict[str, DataSource]:
     """Return the sources of the machines' data that can be read, by machine."""
-    # A server that participates is no source: its data are compared with the other machines'.
-    sources_by_name: dict[str, Source | None] = {host.name: None for host in machines.hosts}
+    # Each source is read once, and is None if it cannot be read. A server that participates is no
+    # source either: judge.py compares its data with the other machines' data.
+    sources_by_name: dict[str, DataSource | None] = {host.name: None for host in machines.hosts}
     sources = {}
     for host in machines.hosts:
         folder = host.data_path(needs.config.data)
-        inside = folder.startswith(f"{host.data_root}/")
-        # Provisioning copied the data there, or the machine reads them from a server.
-        copied = host.copied.get(folder[len(host.data_root) + 1 :])
+        is_below_root = folder.startswith(f"{host.data_root}/")
+        # Provisioning copied the data from a folder on the control node, or the machine reads them
+        # from a server. `copied` has the folder for /srv/tandem/coco under the name coco.
+        copied = host.copied.get(folder.removeprefix(f"{host.data_root}/"))
         name = copied or host.data_server
-        if not inside or not name:
+        if not is_below_root or not name:
             continue
         if name not in sources_by_name and not copied:
             sources_by_name[name] = _read_shared(name, needs)
         elif name not in sources_by_name:
-            sources_by_name[name] = None  # its folder may be gone; the copies are still good
+            sources_by_name[name] = None  # if its folder is gone, the copies are still good
             with contextlib.suppress(layout.LayoutError):
                 cache, kind = inventory.CHECKOUT / ".tandem", needs.program.data_kind
                 splits = layout.listings(Path(name), cache, kind=kind)
                 listings = convert(splits, dict[str, Listing], "listing")
-                sources_by_name[name] = Source(f"{name} here", True, listings)
+                sources_by_name[name] = DataSource(f"{name} here", True, listings)
         if source := sources_by_name[name]:
             sources[host.name] = source
     return sources
 
 
-def _read_shared(name: str, needs: Needs) -> Source | None:
+def _read_shared(name: str, needs: Needs) -> DataSource | None:
     """Read the listing of a server that is no machine of the run; None if it does not answer."""
     options, kind = needs.config, needs.program.data_kind
     servers = [host for host in inventory.load(Path(options.inventory)) if host.name == name]
@@ -265,19 +267,19 @@ def _read_shared(name: str, needs: Needs) -> Source | None:
         for host in servers:
             folder = host.data_path(options.data)
             call = f"show_data({folder!r}, {kind!r}, {host.node_dir!r}, {MARK!r})"
-            # Only its guard's Python is needed: a file server may have no environment.
+            # `ask` uses the guard's Python: a file server may have no other environment.
             answer: DataSet = ask(nodes[name], "launcher.node.probe", call, DataSet)
-            return Source(name, False, answer.splits) if answer.splits else None
-    except (KeyError, OSError, UserError, Invalid):  # the machines of the run read it nevertheless
+            return DataSource(name, False, answer.splits) if answer.splits else None
+    except (KeyError, OSError, UserError, Invalid):  # the run's machines can read the share anyway
         pass
     finally:
         engine.close_all(nodes)
     return None
 
 
-def skew(unix: float, start: float, end: float) -> float:
-    """Return by how many seconds a clock is ahead (negative: behind) that showed `unix` between two
-    times of ours."""
+def clock_skew(unix: float, start: float, end: float) -> float:
+    """Return by how many seconds a machine's clock is ahead (negative: behind), at least. It showed
+    `unix` at a moment between `start` and `end` of the control node's clock."""
     return unix - end if unix > end else min(0.0, unix - start)
 
 
@@ -290,13 +292,14 @@ def peers_of(index: int, count: int) -> list[int]:
     return sorted({0, *neighbours} - {index})
 
 
-def unreachable_pairs(machines: OpenMachines) -> dict[str, list[Unreached] | str]:
+def find_unreachable_peers(machines: OpenMachines) -> dict[str, list[Unreached] | str]:
     """Ask each machine which peers it does not reach. Returns these peers by machine, or the reason
     why a machine gave no answer."""
     hosts = machines.hosts
     addresses = {host.address for host in hosts}
     if len(addresses) < 2:
-        return {}  # local nodes: there is nothing between them
+        return {}  # nodes of one PC: no network is between them
+    # Each machine listens on its last free port while the others try to reach it.
     ports = [([*machines.facts[host.name].free_ports] or [FIRST_PORT])[-1] for host in hosts]
 
     def start(index: int) -> Process:
@@ -306,36 +309,39 @@ def unreachable_pairs(machines: OpenMachines) -> dict[str, list[Unreached] | str
         source = program("launcher.node.reach", call)
         return machines.nodes[host.name].start([host.env_python, "-IB", "-c", source])
 
-    def read_answer(process: Process) -> list[Unreached] | str:
-        size, unread = 0, b""
-        try:
-            for piece in stream_output(process, REACH_SECONDS):
-                *lines, unread = (unread + piece).split(b"\n")
-                for line in lines:
-                    if line.startswith(MARK.encode()):
-                        return read_unreached(line[len(MARK) :], addresses)
-                size += len(piece)
-                if size > LARGEST:
-                    return "its answer is too long"
-        except TimedOut:
-            return f"no answer within {REACH_SECONDS:.0f} s"
-        except Exception as error:  # whatever its answer breaks here is that machine's problem
-            return error_location(error)
-        stderr = process.stderr()
-        return stderr.splitlines()[-1] if stderr else "it ended without an answer"
-
     processes = map_parallel(start, range(len(hosts)))
     try:
-        answers = map_parallel(read_answer, processes)
-    finally:  # only now: others may still have to reach a machine that has answered
+        answers = map_parallel(lambda process: read_reach(process, addresses), processes)
+    finally:  # not before: a machine that has answered must still be reached by slower ones
         for process in processes:
             process.close()
     return {host.name: answer for host, answer in zip(hosts, answers)}
 
 
+def read_reach(process: Process, addresses: Collection[str]) -> list[Unreached] | str:
+    """Read until a machine has answered. Return its peers, or the reason why it gave no answer."""
+    size, unread = 0, b""
+    try:
+        for piece in stream_output(process, REACH_SECONDS):
+            # The answer is a line after MARK, and may arrive in pieces.
+            *lines, unread = (unread + piece).split(b"\n")
+            for line in lines:
+                if line.startswith(MARK.encode()):
+                    return read_unreached(line[len(MARK) :], addresses)
+            size += len(piece)
+            if size > LARGEST:
+                return "its answer is too long"
+    except TimedOut:
+        return f"no answer within {REACH_SECONDS:.0f} s"
+    except Exception as error:  # whatever its answer breaks here is that machine's problem
+        return error_location(error)
+    stderr = process.stderr()
+    return stderr.splitlines()[-1] if stderr else "it ended without an answer"
+
+
 def read_unreached(line: bytes, addresses: Collection[str]) -> list[Unreached] | str:
-    """Read an answer that has each of these addresses at most once. Return its peers, or the reason
-    why it is invalid."""
+    """Read an answer, which may list each of these addresses once. Return the peers that a machine
+    does not reach, or the reason why its answer is invalid."""
     try:
         peers: list[Unreached] = decode(line, list[Unreached], "its answer")
         peer_addresses = [peer.address for peer in peers]

@@ -1,7 +1,6 @@
-"""`make plan`: predicts a run from the newest one of its model. If there is none, it claims the
-machines as a run does, measures the links between them at full load, and lets each machine train
-alone for some seconds.
-"""
+"""`make plan`: predicts a run from the newest run of its model, by `python -m report plan`. If
+there is none, it claims the machines as a run does, and measures the links between them at full
+load. Then each machine trains for some seconds without the others."""
 
 from __future__ import annotations
 
@@ -30,21 +29,22 @@ from launcher.machines.inventory import CHECKOUT
 from launcher.participants import Waiter
 from launcher.plan import devices
 from launcher.plan.checks import check_machines, make_plan, new_id
-from launcher.plan.plan import Plan, choose_port, interface
+from launcher.plan.plan import Plan, choose_interface, choose_port
 from launcher.plan.sending import with_layer
 from launcher.programs import build_program
 from launcher.run import in_turn
 from launcher.terminal import Terminal
 from launcher.watch.attempts import not_copied
 
-SECONDS = 15  # of steps
+TRAIN_SECONDS = 15  # for which each machine trains alone
 LINKS = ("links.json",)
-NOTHING_MEASURED = 3  # the report's exit code where there is nothing to predict from
+NOTHING_MEASURED = 3  # the report's exit code if there is nothing to predict from
 
 
 def plan(options: Config, words: list[str], measures_again: bool) -> int:
-    """Predict such a run and show the prediction; `words` go to the report. With `measures_again`
-    the machines are measured in any case. Returns the exit code. Raises UserError."""
+    """Predict a run with these options and show the prediction. `words` go to the report; with
+    `measures_again` the machines are measured even if an earlier run is known. Returns the exit
+    code. Raises UserError."""
     terminal = Terminal()
     request = build_program(options).request
     assert request
@@ -53,22 +53,23 @@ def plan(options: Config, words: list[str], measures_again: bool) -> int:
         words += ["--image-size", str(request.image_size)]
     words += ["--warmup", str(request.phases.warmup), "--optimizer", request.optimizer]
     words += ["--warmup-chosen"] if request.phases.chosen else []
-    hosts, problem = machines_of(options)
+    hosts, problem = find_machines(options)
     count = options.nodes or len(hosts)
     words += ["--nodes", str(count)] if count else []
     if hosts:
         words += ["--machines", ",".join(host.name for host in hosts)]
-    done = report(words)  # also with MEASURE=1: it refuses now what it would refuse later
+    # Also with MEASURE=1 the report comes first: what it refuses need not be measured.
+    done = run_report_plan(words)
     is_known = done.returncode == 0 and not measures_again
     if is_known or done.returncode not in (0, NOTHING_MEASURED):
         return show(done, terminal)
     if problem is not None:
         raise problem
     folder = in_turn(options, terminal, lambda waiter: measure(options, terminal, waiter))
-    return show(report([*words, "--run", str(relative(folder))]), terminal)
+    return show(run_report_plan([*words, "--run", str(relative(folder))]), terminal)
 
 
-def machines_of(options: Config) -> tuple[list[Host], UserError | None]:
+def find_machines(options: Config) -> tuple[list[Host], UserError | None]:
     """Return the machines, or why there are none: a prediction from an earlier run needs none.
     Raises UserError if the list of machines is unusable, except if the default inventory.ini is
     missing."""
@@ -84,7 +85,7 @@ def machines_of(options: Config) -> tuple[list[Host], UserError | None]:
         return [], error
 
 
-def report(words: list[str]) -> subprocess.CompletedProcess[str]:
+def run_report_plan(words: list[str]) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "report", "plan", "--runs", str(relative(folders.RUNS)), *words]
     return subprocess.run(argv, cwd=CHECKOUT, capture_output=True, text=True, check=False)
 
@@ -101,35 +102,37 @@ def show(done: subprocess.CompletedProcess[str], terminal: Terminal) -> int:
 def measure(options: Config, terminal: Terminal, waiter: Waiter) -> Path:
     """Claim the machines, measure, and release them. Returns the folder of the measurement. Raises
     UserError."""
-    # Each machine trains by itself, with a whole BATCH.
+    # Each machine trains by itself, with a whole BATCH: nothing balances the batches.
     checked = check_machines(dataclasses.replace(options, balance=OFF), terminal, waiter)
     machines = checked.machines
     try:
-        folder = folders.begin(folders.RUNS / MEASURED, new_id(checked))
-        # Each machine is a world of its own here, and would decide its precision by itself: all
-        # measure in the one that the ranks of a run would decide together.
+        folder = folders.make_folder(folders.RUNS / MEASURED, new_id(checked))
+        # A machine that trains alone would decide its precision alone. So that the figures hold for
+        # a run, all machines use the precision on which the ranks of a run would agree.
         level = devices.precision(checked.program, machines, None)
         precision = level.name if level else "auto"
-        # Steps take the same time with any weights, so none are sent. The options of the recipe are
-        # written out without it, since it might name weights.
-        typed = build_trainer.given_to_trainer(checked.config)
+        # Steps take the same time with any weights, so none are sent. The recipe's options are
+        # written out, and the recipe is omitted, because it might name weights.
+        typed = build_trainer.collect_trainer_options(checked.config)
         trial = {name: v for name, v in typed.items() if name not in ("weights", *RESULTS)}
-        trial |= {"config": "{}", "trial": SECONDS, "precision": precision}
+        trial |= {"config": "{}", "trial": TRAIN_SECONDS, "precision": precision}
         config = dataclasses.replace(checked.config, trainer=trial)
         program = with_layer(build_program(config), machines)
         needs = dataclasses.replace(checked.needs, config=config, program=program)
         timetables = make_timetables(machines.hosts, machines.facts)
         ready = dataclasses.replace(checked, needs=needs)
         plan = make_plan(ready, machines, run=folder.name)
-        plan = split_worlds(plan, machines.facts, timetables)
+        plan = separate_nodes(plan, machines.facts, timetables)
         links = "the links between them, then " if timetables else ""
         announcement = (
-            f"measuring {pluralize(len(plan.nodes), 'machine')}: {links}{SECONDS} s of "
+            f"measuring {pluralize(len(plan.nodes), 'machine')}: {links}{TRAIN_SECONDS} s of "
             f"{program.name} on each of them alone"
         )
         attempts = perform_errand(folder, plan, machines, terminal, announcement, "measured")
         outputs, max_bytes = {node.host: node.output for node in plan.nodes}, config.keep * MIB
-        failures = collect.bring(machines.nodes, outputs, attempts.list, folder, max_bytes, LINKS)
+        failures = collect.fetch_records(
+            machines.nodes, outputs, attempts.list, folder, max_bytes, LINKS
+        )
         if failures:
             raise UserError(*failures)
     except collect.Unwritable as error:
@@ -139,20 +142,24 @@ def measure(options: Config, terminal: Terminal, waiter: Waiter) -> Path:
     return folder
 
 
-def split_worlds(
+def separate_nodes(
     plan: Plan, facts: dict[str, NodeFacts], timetables: dict[str, dict[str, Any]]
 ) -> Plan:
     """Return the plan in which each machine trains alone, after it has measured its links."""
-    nodes, used_ports = [], defaultdict[str, set[int]](set)  # by machine: nodes may share one
+    nodes, used_ports = [], defaultdict[str, set[int]](set)  # by machine: two nodes may be on a PC
     for node in plan.nodes:
         machine = facts[node.host].machine
         port = choose_port(facts[node.host], None, used_ports[machine])
         used_ports[machine].add(port)
         world = {"--nnodes": "1", "--node_rank": "0"}
         world |= {"--master_addr": node.address, "--master_port": str(port)}
-        # The rest of the command stays that of a run, so that the figures hold for a run.
+        # The command stays that of a run, so that the figures hold for a run. Only words such as
+        # --nnodes=4 change.
         names = [word.partition("=")[0] for word in node.argv]
-        argv = [f"{n}={world[n]}" if n in world else w for n, w in zip(names, node.argv)]
+        argv = [
+            f"{name}={world[name]}" if name in world else word
+            for name, word in zip(names, node.argv)
+        ]
         env = dict(node.env)
         if node.host in timetables:
             env["TANDEM_LINKS"] = json.dumps(timetables[node.host])
@@ -163,18 +170,15 @@ def split_worlds(
     return dataclasses.replace(plan, nodes=tuple(nodes))
 
 
-STREAM = {"seconds": 1.0}  # how long each stream lasts
-PATIENCE = 60.0  # for a machine that is late: guards start within a second of each other
+STREAM = {"seconds": 1.0}  # options of launcher/node/pairprobe.py: how long each stream lasts
+PATIENCE = 60.0  # seconds to wait for a partner; guards start within a second of each other
 
 
 def make_timetables(hosts: list[Host], facts: dict[str, NodeFacts]) -> dict[str, dict[str, Any]]:
-    """Return each machine's plan for launcher/node/pairprobe.py, none if no cable is between them.
-    Raises UserError if no port is free on all of them.
-
-    Each machine measures with each other one, in rounds of pairs that share no cable. Then all
-    machines send at once.
-    """
-    # Nodes with one address share a machine, and no cable is between them.
+    """Return each machine's plan for launcher/node/pairprobe.py; {} if no cable is between them.
+    Each pair of machines measures its link, in rounds of pairs that share no cable. Then all
+    machines send at once. Raises UserError if no port is free on all machines."""
+    # Nodes with one address are on one PC, and no cable is between them.
     if len({host.address for host in hosts}) < len(hosts) or len(hosts) < 2:
         return {}
     ports = set.intersection(*(set(facts[host.name].free_ports) for host in hosts))
@@ -194,24 +198,26 @@ def make_timetables(hosts: list[Host], facts: dict[str, NodeFacts]) -> dict[str,
             **common,
             "host": host.name,
             "address": host.address,
-            "interface": interface(host, facts[host.name]) or "",
-            "rounds": turns(names, host.name),
+            "interface": choose_interface(host, facts[host.name]) or "",
+            "rounds": make_rounds(names, host.name),
         }
         for host in hosts
     }
 
 
-def turns(names: list[str], name: str) -> list[dict[str, Any] | None]:
-    """Return one machine's part in each round, by the circle method of tournaments; None for a
+def make_rounds(names: list[str], name: str) -> list[dict[str, Any] | None]:
+    """Return what one machine does in each round, by the circle method of tournaments; None for a
     round in which it rests."""
+    # [a, b, c, d] plays a-d and b-c; then all but a move on by one: [a, d, b, c] plays a-c and d-b.
+    # With an odd number, whoever plays against "" rests.
     index, rounds = names.index(name), []
-    circle = [*names, *[""] * (len(names) % 2)]  # with an odd number, "" is the partner of a rest
+    circle = [*names, *[""] * (len(names) % 2)]
     for _ in circle[1:]:
         partner = circle[-1 - circle.index(name)]
         role = "client" if partner in names[index:] else "server"
         rounds.append({"role": role, "partner": partner} if partner else None)
         circle = [circle[0], circle[-1], *circle[1:-1]]
-    # At last all machines send at once, each to the next one.
+    # In the last round all machines send at once, each to the next machine.
     following, previous = names[(index + 1) % len(names)], names[index - 1]
     ring = {"role": "ring", "partner": following, "before": previous, "first": index == 0}
     return [*rounds, ring]

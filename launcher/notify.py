@@ -1,9 +1,9 @@
-"""Runs the user's command NOTIFY on this machine when a run ends or fails, and once it has waited
-for an hour.
+"""Runs the user's command NOTIFY on the control node when a run ends or fails, and when a run has
+waited for an hour. Whether the command works does not change the outcome of the run.
 
-The words are split as a shell splits them, but no shell reads them. In each word {run} and so on
-stand for facts of the run, which are in the environment, too: a machine's text stays within one
-word. The outcome of the command does not change that of the run.
+Tandem splits the command into words as a shell does, but no shell reads the words. In each word
+{run} and so on stand for facts of the run, so a machine's text stays within one word. The
+environment has these facts, too.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from launcher.machines.inventory import CHECKOUT
 from launcher.terminal import Terminal, waiting
 from report.files import read_object
 
-PATIENCE = 30.0  # seconds, of the command
-HOUR = 3600.0
-LONGEST = 500  # characters of a fact, and of what the command said
-NAMED = re.compile(r"\{([a-z_0-9]+)\}")
-# Programs that read the word after such an option as code, quotes and all; ssh hands on every word.
-READS_CODE = re.compile(r"[a-z]*sh|su|runuser|python[\d.]*|perl|ruby|node")
-CODE_FOLLOWS = re.compile(r"-[A-Za-z]*[ce]|--command")
+COMMAND_SECONDS = 30.0  # until the command is killed
+WAIT_SECONDS = 3600.0  # of a run that waits, until the user is told
+MAX_CHARACTERS = 500  # of a fact, and of the command's output
+FACT_NAME = re.compile(r"\{([a-z_0-9]+)\}")  # {run}
+# In `bash -c WORD` and `perl -e WORD` the program runs the word after the option as code.
+CODE_READERS = re.compile(r"[a-z]*sh|su|runuser|python[\d.]*|perl|ruby|node")
+CODE_OPTION = re.compile(r"-[A-Za-z]*[ce]|--command")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of a run. `run`: its name, or its model and machines if it has not begun. `status`:
-    finished, failed, stopped or waits. `top1`: like `98.31 %`, or `-`. `time`: of training, or of
-    waiting. `why`: the first cause, or the reason of the wait. `folder`: with report.html. The
-    user writes these names in NOTIFY, as {why}."""
+    """The facts of a run, by the names that the user writes in NOTIFY, as {why}. `run`: its name,
+    or its model and machines before it begins. `status`: finished, failed, stopped or waits.
+    `top1`: like `98.31 %`, or `-`. `time`: of training, or of waiting. `why`: the first cause, or
+    the reason of the wait. `folder`: of report.html."""
 
     run: str
     status: str
@@ -53,11 +53,11 @@ class Facts:
     folder: str = "-"
 
     def words(self) -> dict[str, str]:
-        """Return each fact as one line that ends no quote, in JSON or elsewhere, and begins neither
-        an option nor a file's name (`curl -d @`): parts of it are a machine's text."""
+        """Return each fact as one line that is safe in the command, since a machine wrote parts of
+        it: it ends no quote, and begins neither an option nor a file's name (`curl -d @FILE`)."""
         plain = str.maketrans("\\\"'\n\t$`;|&<>()", "/\u2019\u2019   \u2019,/+[][]")
         lines = {name: clean(value).translate(plain) for name, value in asdict(self).items()}
-        return {name: line.lstrip("-@ ")[:LONGEST] or "-" for name, line in lines.items()}
+        return {name: line.lstrip("-@ ")[:MAX_CHARACTERS] or "-" for name, line in lines.items()}
 
 
 def read_facts(folder: Path, status: str, reason: str | None) -> Facts:
@@ -75,8 +75,8 @@ def top1(folder: Path) -> str:
 
 
 class Notify:
-    """The command of one run; without words it does nothing. Raises UserError if it can never
-    work."""
+    """The command of one run; without NOTIFY it does nothing. Raises UserError if the command can
+    never work."""
 
     def __init__(self, command: str | None, terminal: Terminal):
         self._terminal = terminal
@@ -85,18 +85,18 @@ class Notify:
         except ValueError:
             raise UserError(f"NOTIFY={command}: a quote is not closed.") from None
         fact_names = [*Facts("", "").words()]
-        for name in NAMED.findall(" ".join(self.argv)):
+        for name in FACT_NAME.findall(" ".join(self.argv)):
             if name not in fact_names:
                 listed = ", ".join(f"{{{fact_name}}}" for fact_name in fact_names)
                 raise UserError(f"NOTIFY: {{{name}}} does not exist: use {listed}.")
-        # A shell, or ssh, reads its words a second time: a machine's text could end its quote and
-        # add a command. Variables are safe, since a shell does not read their values again.
+        # In `bash -c "mail {why}"` the shell reads the word a second time: a machine's text could
+        # end a quote and add a command. Variables are safe: a shell does not read their values.
         for index, word in enumerate(self.argv):
-            programs = [previous.rpartition("/")[2] for previous in self.argv[:index]]
-            follows = bool(programs) and CODE_FOLLOWS.fullmatch(self.argv[index - 1])
-            is_code = bool(follows) and any(map(READS_CODE.fullmatch, programs))
-            match = NAMED.search(word)
-            if match and (is_code or "ssh" in programs):
+            earlier_names = [earlier.rpartition("/")[2] for earlier in self.argv[:index]]
+            follows_option = index > 0 and CODE_OPTION.fullmatch(self.argv[index - 1])
+            is_code = bool(follows_option) and any(map(CODE_READERS.fullmatch, earlier_names))
+            match = FACT_NAME.search(word)
+            if match and (is_code or "ssh" in earlier_names):
                 raise UserError(
                     f"NOTIFY: {self.argv[0]} would run {match[0]} as code, although a machine "
                     f'wrote parts of it: write "$TANDEM_{match[1].upper()}" instead, or use '
@@ -114,9 +114,9 @@ class Notify:
 
         def remind(reason: str) -> None:
             nonlocal has_sent
-            # Within an hour somebody may still sit at the terminal.
+            # During the first hour the user may still sit at the terminal.
             duration = time.monotonic() - since
-            if not has_sent and duration >= HOUR:
+            if not has_sent and duration >= WAIT_SECONDS:
                 has_sent = True
                 self.send(Facts(name, "waits", time=seconds(duration), why=reason))
 
@@ -127,10 +127,10 @@ class Notify:
         if not self.argv:
             return
         words = facts.words()
-        argv = [NAMED.sub(lambda match: words[match[1]], word) for word in self.argv]
+        argv = [FACT_NAME.sub(lambda match: words[match[1]], word) for word in self.argv]
         variables = {f"TANDEM_{name.upper()}": value for name, value in words.items()}
         problem = None
-        # Not by pipes: programs that the command leaves behind would hold them.
+        # The output goes into a file: programs that the command leaves behind would hold a pipe.
         with (
             waiting(self._terminal, "running NOTIFY's command"),
             tempfile.TemporaryFile() as output,
@@ -150,13 +150,13 @@ class Notify:
                 problem = f"could not be started ({reason})"
             else:
                 try:
-                    if code := process.wait(PATIENCE):
-                        output.seek(max(0, output.seek(0, os.SEEK_END) - LONGEST))
+                    if code := process.wait(COMMAND_SECONDS):
+                        output.seek(max(0, output.seek(0, os.SEEK_END) - MAX_CHARACTERS))
                         lines = output.read().decode(errors="replace").strip().splitlines()
                         last_line = f" ({lines[-1]})" if lines else ""
                         problem = f"failed with exit code {code}{last_line}"
                 except subprocess.TimeoutExpired:
-                    problem = f"did not end within {PATIENCE:.0f} s and was killed"
+                    problem = f"did not end within {COMMAND_SECONDS:.0f} s and was killed"
                 finally:
                     if process.poll() is None:
                         os.killpg(process.pid, signal.SIGKILL)

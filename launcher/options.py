@@ -1,4 +1,6 @@
-"""Reads the options that a user typed, or that plan.json has, as a Config."""
+"""Makes a Config from the options that a user typed, or that plan.json has, and writes a Config as
+plan.json has it.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +19,22 @@ from contract.options import (
     Config,
     Option,
     default_model,
+    integer,
     switch,
     time_of_day,
-    whole,
 )
-from launcher.hours import moments
+from launcher.hours import read_times
 
 # {a variable of make, in lower case: its name in the trainer's options}
 VARIABLES = {row.make.lower(): name for name, row in ENTRIES.items() if row.make}
 
 
-def config_of(typed: Mapping[str, Any], began: Config | None = None) -> Config:
-    """Return the Config of the options that were typed for a verb (command_line.verb_words); all
-    others are as in `began`. Raises UserError."""
+def make_config(typed: Mapping[str, Any], began: Config | None = None) -> Config:
+    """Return the Config of the options that were typed for a verb (command_line.verb_words). All
+    other options are as in `began`, the run that is resumed. Raises UserError."""
     began = began or Config()
     values = {name: typed[name] for name in RUN_OPTIONS if name in typed}
-    values.update(moments(typed.get("at"), typed.get("until")))
+    values.update(read_times(typed.get("at"), typed.get("until")))
     words = typed.get("args", ())
     # ARGS of a script are its own words; ARGS of the trainer are options, which are checked now.
     if typed.get("script") or began.script:
@@ -46,20 +48,20 @@ def config_of(typed: Mapping[str, Any], began: Config | None = None) -> Config:
 
 def new_config(typed: Mapping[str, Any]) -> Config:
     """Return the Config of a new run. Raises UserError."""
-    config = config_of(typed)
+    config = make_config(typed)
     if config.script or not {"model", "config"}.isdisjoint(config.trainer):
         return config
-    # Neither a model nor a file with options was given: the data decide.
+    # The user named neither a model nor a file with options: the data decide.
     model = default_model(None, typed.get("data"))
     return dataclasses.replace(config, trainer={**config.trainer, "model": model})
 
 
-def _kind(row: Option) -> Any:
+def _stored_type(row: Option) -> Any:
     if row.type is switch:
         return bool
     if row.choices:
         return Literal[row.choices]
-    if row.type is whole:
+    if row.type is integer:
         return Annotated[int, Meta(ge=int(row.least), le=int(min(row.most, LARGEST)))]
     return Count if row.type is time_of_day else Line
 
@@ -70,7 +72,11 @@ STORED = defstruct(
     [
         ("data", Line),
         ("trainer", list[Line]),
-        *((name, Optional[_kind(row)], None) for name, row in RUN_OPTIONS.items() if row.stored),
+        *(
+            (name, Optional[_stored_type(row)], None)
+            for name, row in RUN_OPTIONS.items()
+            if row.stored
+        ),
         *((key, Union[Line, Count, None], None) for key in VARIABLES if key != "data"),
     ],
 )
@@ -81,19 +87,20 @@ def document(config: Config) -> dict[str, Any]:
     `trainer` has the words for options without a variable, or a script's words."""
     trainer = dict(config.trainer)
     run_options = {name: getattr(config, name) for name, row in RUN_OPTIONS.items() if row.stored}
-    named = {key: trainer.pop(name, None) for key, name in VARIABLES.items() if key != "data"}
-    named = {key: value for key, value in named.items() if value is not None or key == "model"}
+    variables = {key: trainer.pop(name, None) for key, name in VARIABLES.items() if key != "data"}
+    typed = {key: value for key, value in variables.items() if value is not None or key == "model"}
     words = list(config.words) if config.script else words_for_trainer(trainer)
-    return {**run_options, **named, "data": config.data, "trainer": words}
+    return {**run_options, **typed, "data": config.data, "trainer": words}
 
 
 def read(planned: Mapping[str, Any]) -> Config:
-    """Return the Config that `document` made, without its hours. Raises UserError."""
+    """Return the Config that `document` wrote into plan.json, without AT and UNTIL. Raises
+    UserError."""
     values = {key: value for key, value in planned.items() if value is not None}
-    # These hours are over, or hold for the first start only.
+    # These times are past, or were for the first start only.
     for key in ("at", "until"):
         values.pop(key, None)
     for key, name in VARIABLES.items():
         if key in values:
             values[key] = ENTRIES[name].read(key.upper(), str(values[key]))
-    return config_of({**values, "args": values.pop("trainer")})
+    return make_config({**values, "args": values.pop("trainer")})

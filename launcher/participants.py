@@ -1,11 +1,10 @@
 """Decides which machines participate in a run, and waits until there are enough (docs/office.md).
+`select` decides, from facts and rules only; `Participants` asks the machines and waits.
 
 A run changes its machines only when an attempt begins: it saves at an agreed step and continues on
 the machines that participate then. It leaves a machine as soon as the owner is back. A machine
 joins when it has been free for `idle_minutes`, and not sooner than `idle_minutes` after the last
 change. This limits the cost: a machine causes at most two starts of a run in that time.
-
-`select` decides, from facts and rules only. `Participants` asks the machines and waits.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum, auto
+from functools import partial
 
 from boundary.answers import OwnerAnswer
 from contract.errors import UserError
@@ -34,9 +34,9 @@ from launcher.program import Needs
 from launcher.terminal import Stopper, Terminal, WaitNotice, in_thread, waiting
 
 LOOK_SECONDS = 20.0  # between two looks at a machine that does not participate
-MIN_LOOKS = 4  # that have to find it free before it joins
+MIN_LOOKS = 4  # looks that have to find a machine free before the machine joins
 PATIENCE = 90.0  # seconds in which machines of a run that has begun may come back
-# Pauses before asking again: of a run that has not begun, and of one that has.
+# Pauses before asking again: of a run that has not begun, and of a run between two attempts.
 QUEUE_POLL_SECONDS, RESTART_POLL_SECONDS = 10.0, 3.0
 
 
@@ -44,19 +44,19 @@ QUEUE_POLL_SECONDS, RESTART_POLL_SECONDS = 10.0, 3.0
 
 
 class Moment(Enum):
-    """When machines are selected."""
+    """Lists the moments at which machines are selected."""
 
     DRY_RUN = auto()  # nothing starts, and every machine is shown
     START = auto()  # a run begins, or is resumed by hand
-    RESTART = auto()  # its next attempt begins
+    RESTART = auto()  # the next attempt of a run begins
     RUNNING = auto()  # an attempt trains
 
 
 @dataclass(frozen=True)
 class Presence:
-    """`absence`: why a machine does not participate: its owner uses it, it did not answer, or it
-    has a problem; `free_since`: when that ended. `is_fit`: nothing keeps it from joining the
-    attempt that trains now."""
+    """The state of a machine. `absence`: why it does not participate: its owner uses it, it did
+    not answer, or it has a problem. `free_since`: when the last absence ended. `is_fit`: nothing
+    keeps the machine from joining the attempt that trains now."""
 
     free_since: float = float("-inf")
     absence: Problem | None = None
@@ -65,8 +65,9 @@ class Presence:
 
 @dataclass
 class MachineGroup:
-    """A run's machines and what is known of them. `inside`: those of the attempt that trains since
-    `changed`; `participated`: those of any attempt. Times are monotonic seconds."""
+    """A run's machines and what is known of them. `inside`: the machines of the attempt that trains
+    now, which began at `changed`. `participated`: the machines of all attempts so far. Times are
+    monotonic seconds."""
 
     hosts: list[Host]
     config: Config
@@ -78,9 +79,10 @@ class MachineGroup:
 
 @dataclass(frozen=True)
 class Selection:
-    """The machines that participate, and why others do not. `wait`: why the run cannot start on
-    them yet, "" if it can; `is_endless`: it waits as long as it takes. `texts`: problems that do
-    not keep it from starting, or that end the wait once they are solved."""
+    """The machines that participate, and the problems for which other machines are left out.
+    `wait`: why the run cannot start on these machines yet, "" if it can. `is_endless`: the run
+    waits as long as it takes; otherwise for PATIENCE. `texts`: problems that do not keep the run
+    from starting, or that end the wait once they are solved."""
 
     names: list[str]
     left_out: dict[str, Problem]
@@ -102,7 +104,7 @@ def why_left_out(
     owner, config, label = host.owner, group.config, host.label()
     presence = group.presence[host.name]
     is_inside = host.name in group.inside
-    # If an owner cannot come back unseen, there is no need to wait for a while.
+    # The problems of this machine. An owner who cannot come back unseen needs no idle_minutes.
     is_fresh = owner.yields and now - presence.free_since < owner.idle_seconds
     if owner.hours and not owner.hours.has(day):
         entries = [problem("outside-hours", host, hours=owner.hours.text)]
@@ -111,22 +113,23 @@ def why_left_out(
     elif is_fresh and not is_inside:
         entries = [problem("used-lately", host, minutes=owner.idle_seconds / 60)]
     else:
-        # A machine that joins has to go together with the others.
+        # Problems between machines have no label. A machine that joins has to suit the others.
         joins = moment is Moment.RUNNING and not is_inside
         joins = joins or (moment is Moment.RESTART and host.name not in group.participated)
         entries = [entry for entry in findings if label in entry.labels]
         entries += [entry for entry in findings if joins and not entry.labels]
         entries = [replace(entry, labels=(label,)) for entry in entries]
-    # A start is refused, or waits, for all other problems. A dry run shows every machine.
-    leaving = {OWNER, SILENT, BUSY, ALWAYS} - ({BUSY} if config.force else set())
+    # The kinds of problem for which the run continues without the machine. A dry run shows every
+    # machine. A start is refused, or waits, for all kinds that are not in the set.
+    tolerated = {OWNER, SILENT, BUSY, ALWAYS} - ({BUSY} if config.force else set())
     if moment is Moment.DRY_RUN:
-        leaving = set()
+        tolerated = set()
     elif moment is Moment.START:
         is_optional = config.min_nodes or owner.signs
-        leaving &= {OWNER, SILENT, *(() if config.queue else (BUSY,))} if is_optional else {OWNER}
+        tolerated &= {OWNER, SILENT, *(() if config.queue else (BUSY,))} if is_optional else {OWNER}
     elif moment is Moment.RESTART:  # the run's own processes may still be leaving the GPUs
         entries = [entry for entry in entries if entry.code != "gpus-busy"]
-    return next((entry for entry in entries if entry.blocks in leaving), None)
+    return next((entry for entry in entries if entry.blocks in tolerated), None)
 
 
 def select(
@@ -143,42 +146,45 @@ def select(
     reasons = {host.name: why_left_out(moment, host, group, day, now, findings) for host in hosts}
     left_out = {name: entry for name, entry in reasons.items() if entry}
     names = [host.name for host in hosts if host.name not in left_out]
+
+    # While an attempt trains, nothing is refused: machines leave, or join after their idle time.
     if moment is Moment.RUNNING:
-        unchanged = now - group.changed
-        joining = {
-            h.name for h in hosts if presence[h.name].is_fit and unchanged >= h.owner.idle_seconds
-        }
+        seconds = now - group.changed
+        joining = {host.name for host in hosts if seconds >= host.owner.idle_seconds}
+        joining = {name for name in joining if presence[name].is_fit}
         return Selection([name for name in names if name in {*group.inside, *joining}], left_out)
+    # A machine that the run cannot start without did not answer.
     silent = [entry for name in names if (entry := presence[name].absence)]
-    if silent and moment is Moment.START:  # they did not answer
+    if silent and moment is Moment.START:
         raise Refused(silent)
 
-    # Too few: owners are waited for as long as it takes, a start waits for all machines.
-    # Without MIN_NODES a run needs every machine that belongs to the cluster only.
-    least = config.min_nodes or max(1, sum(not host.owner.signs for host in hosts))
-    count, is_short = pluralize(least, "machine"), len(names) < least
+    # Without MIN_NODES a run needs every machine that has no owner. With too few machines, a start
+    # waits for all of them, and a restart waits for owners as long as it takes.
+    min_count = config.min_nodes or max(1, sum(not host.owner.signs for host in hosts))
+    count, is_short = pluralize(min_count, "machine"), len(names) < min_count
     owned = [entry for entry in left_out.values() if entry.blocks is OWNER]
-    if is_short and (moment is Moment.START or len(hosts) - len(owned) < least):
+    if is_short and (moment is Moment.START or len(hosts) - len(owned) < min_count):
         waits_for = left_out.values() if moment is Moment.START else owned
         reason = "; ".join(entry.text for entry in waits_for)
         return Selection(names, left_out, f"at least {count} must be free: {reason}")
-    # Without a machine that has just been left out, less may be wrong with the others.
-    is_new = any(e not in owned and not presence[name].absence for name, e in left_out.items())
-    if is_new and not is_short:
+    # A machine has just been left out: the caller compares the remaining ones anew, since without
+    # it less may be wrong with them.
+    has_new = any(left_out[n] not in owned and not presence[n].absence for n in left_out)
+    if has_new and not is_short:
         return Selection(names, left_out)
     if moment is Moment.RESTART:
-        joint = [entry for entry in findings if not entry.labels and entry.blocks is ALWAYS]
-        if not is_short and not joint:
+        between = [entry for entry in findings if not entry.labels and entry.blocks is ALWAYS]
+        if not is_short and not between:
             return Selection(names, left_out)
-        texts = [entry.text for entry in (*left_out.values(), *joint) if entry not in owned]
+        texts = [entry.text for entry in (*left_out.values(), *between) if entry not in owned]
         if waited > PATIENCE:
             fit = f"only {len(names)} are ready ({', '.join(names) or 'none'})"
             advice = "repair the other machines, then type `make train RESUME=latest`."
             raise UserError(*texts, f"the run needs {count}, but {fit}: {advice}")
         return Selection(names, left_out, f"{count} must be ready", False, texts)
     # A problem that waiting cannot solve is reported before the waiting begins.
-    passes = config.queue or moment is Moment.DRY_RUN
-    busy = [entry for entry in findings if entry.blocks is BUSY and passes]
+    can_wait = config.queue or moment is Moment.DRY_RUN
+    busy = [entry for entry in findings if entry.blocks is BUSY and can_wait]
     other_problems = [entry for entry in findings if entry not in busy]
     warnings = problems.refuse_or_warn(other_problems, config.force)
     wait = busy[0].text if busy and moment is Moment.START else ""
@@ -190,9 +196,9 @@ def select(
 
 @dataclass
 class Waiter:
-    """Pauses until it is worth asking again, and reports each reason once. Waiting runs have no
-    order: the first that asks when the machines are free gets them. `stopper`: of a run that has
-    begun. `waited` names a run that has waited to begin: for machines, owners or a time of day."""
+    """Pauses before the machines are asked again, and reports each reason once. Waiting runs have
+    no order: the first that asks when the machines are free gets them. `stopper`: of a run that has
+    begun. `waited`: the name of a run that has waited for machines, owners or a time of day."""
 
     terminal: Terminal
     notify: Notify
@@ -204,9 +210,10 @@ class Waiter:
     _notice: WaitNotice | None = None
 
     def pause(self, reason: str, is_reported: bool = True, texts: Sequence[str] = ()) -> None:
-        """Wait some seconds. Raises UserError, with `texts`, if the user wants to wait no more."""
+        """Wait some seconds. Raises UserError at UNTIL, and with `texts` once the user stops the
+        run."""
         if self.until is not None and time.time() >= self.until:
-            until = hours.shown(self.until)
+            until = hours.show_time(self.until)
             raise UserError(f"it is {until} (UNTIL) and the run has not begun, since {reason}")
         if is_reported and reason != self._reported:
             self.terminal.say(f"{self.lead}: {reason}")
@@ -229,8 +236,8 @@ class Waiter:
 
 
 class Participants(MachineGroup):
-    """Asks the machines. During an attempt the guards report on theirs, and a thread looks at the
-    others now and then."""
+    """A run's machines, which it asks. During an attempt the guards report on the machines inside,
+    and a thread looks at all others now and then."""
 
     def __init__(self, hosts: Sequence[Host], config: Config):
         super().__init__([*hosts], config, {host.name: Presence() for host in hosts})
@@ -244,12 +251,13 @@ class Participants(MachineGroup):
 
     def gather(self, moment: Moment, needs: Needs, waiter: Waiter, name: str) -> OpenMachines:
         """Return connections to the machines that participate, as soon as the run can start on
-        them. `name`: of the run, for people. Raises UserError."""
+        them. `name`: the run's name, for people. Raises UserError."""
         terminal, remind, since = waiter.terminal, waiter.notify.wait(name), time.monotonic()
         is_optional = any(self.config.min_nodes or host.owner.signs for host in self.hosts)
         is_lenient = moment is Moment.RESTART or (moment is Moment.START and is_optional)
         while True:
-            # Whatever left a machine out may be over. (At a start `look` asks the silent ones.)
+            # Absences may be over, so machines are asked anew. But `look` ends the absence that an
+            # owner causes, and at a start that of a machine that did not answer.
             lasting = (OWNER,) if moment is Moment.RESTART else (OWNER, SILENT)
             for host in self.hosts:
                 absence = self.presence[host.name].absence
@@ -257,7 +265,7 @@ class Participants(MachineGroup):
                     self.presence[host.name] = Presence()
             with contextlib.ExitStack() as connections:
                 selection = self.select(moment)
-                # The clock and the owners have left enough machines: now all of them are asked.
+                # The clock and the owners leave enough machines: now connect to all of these.
                 if not selection.wait:
                     hosts = [host for host in self.hosts if host.name in selection.names]
                     text = f"checking {pluralize(len(hosts), 'machine')}"
@@ -269,27 +277,29 @@ class Participants(MachineGroup):
                     self._note(ask_owners({name: machines.nodes[name] for name in owned}))
                     selection = self.select(moment, waited=time.monotonic() - since)
                     machines.leave(selection.left_out)
+                # Each round may leave machines out that do not suit the run, or one another.
                 while not selection.wait:
                     with waiting(terminal, "comparing the machines and their connections"):
                         joins = not self.participated.issuperset(machines.facts)
                         findings = find_problems(machines, needs, moment, joins)
                     selection = self.select(moment, findings, time.monotonic() - since)
-                    out = selection.left_out
-                    unfit = {name: entry for name, entry in out.items() if name in machines.facts}
+                    left_out = selection.left_out.items()
+                    unfit = {name: entry for name, entry in left_out if name in machines.facts}
                     if not unfit:
                         break
-                    self._note(unfit)  # and without them less may be wrong with the others
+                    self._note(unfit)
                     machines.leave(unfit)
                 if not selection.wait:
                     connections.pop_all()  # the run gets them open
                     break
+            # Wait, and report the reason. PATIENCE counts from the last endless wait.
             if selection.is_endless:
                 since = time.monotonic()
             waiter.waited = name
             remind(selection.wait)
             waiter.pause(selection.wait, selection.is_endless, selection.texts)
             if moment is Moment.START and self.select(moment).wait:
-                self.look()  # at a restart the thread does
+                self.look()  # at a restart the thread of `looking` does this
         verb = "begins" if moment is Moment.START else "continues"
         for entry in selection.left_out.values():
             if moment is Moment.START or entry.blocks is not OWNER:
@@ -298,7 +308,7 @@ class Participants(MachineGroup):
         return machines
 
     def _note(self, absences: Mapping[str, Problem | None]) -> None:
-        """Note why these machines do not participate; None for those that can."""
+        """Note why these machines do not participate; None for a machine that can."""
         for name, absence in absences.items():
             if absence:
                 self.presence[name] = Presence(absence=absence)
@@ -306,15 +316,16 @@ class Participants(MachineGroup):
                 self.presence[name] = Presence(time.monotonic())
 
     def note_sign(self, name: str, sign: str | None) -> None:
-        """Note what a guard reports of its machine's owner: one of SIGNS, or None."""
+        """Note what a guard reports of its machine's owner: one of SIGNS, None if the owner is
+        away."""
         self._note({name: Problem("owner-there", SIGNS[sign], (name,)) if sign else None})
 
     @contextlib.contextmanager
     def training(self, machines: OpenMachines, needs: Needs) -> Iterator[None]:
-        """Count these machines as those of the present attempt while the body runs."""
+        """Count these machines as inside the attempt while the body runs."""
         self.inside, self.changed = [host.name for host in machines.hosts], time.monotonic()
         self.participated.update(self.inside)
-        # Each is judged again before it may join, since the other machines have changed.
+        # A machine is judged again before it may join, since the machines inside have changed.
         for name, presence in self.presence.items():
             self.presence[name] = replace(presence, is_fit=False)
         self._training = machines, needs
@@ -326,16 +337,16 @@ class Participants(MachineGroup):
     def regroup(self) -> str | None:
         """Return why the run has to continue on other machines, or None."""
         selection, inside = self.select(Moment.RUNNING), self.inside
-        out = selection.left_out
-        # If one leaves, the new attempt takes those that can join along.
-        if leaving := [f"{name} leaves: {out[name].message}" for name in inside if name in out]:
-            return "; ".join(leaving)
+        left_out = {name: selection.left_out[name] for name in inside if name in selection.left_out}
+        # The next attempt takes every machine that can join, so the reason names who leaves.
+        if left_out:
+            return "; ".join(f"{name} leaves: {entry.message}" for name, entry in left_out.items())
         joining = [name for name in selection.names if name not in inside]
         return f"{', '.join(joining)} can participate" if joining else None
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:
-        """Look at the machines that do not participate while the body runs."""
+        """Look at the machines that do not participate, from a thread, while the body runs."""
         # A machine with a short idle_minutes has to be seen free MIN_LOOKS times within it.
         pause = min([LOOK_SECONDS, *(host.owner.idle_seconds / MIN_LOOKS for host in self.hosts)])
 
@@ -351,9 +362,8 @@ class Participants(MachineGroup):
             self._close_connections(())
 
     def look(self) -> None:
-        """Ask the machines that do not participate and may join: those with an owner, and those
-        that never participated. A machine that failed is not asked again, nor one outside its
-        hours."""
+        """Ask the machines that do not participate and may join, within their hours: machines with
+        an owner, and machines that never participated. A machine that failed is not asked."""
         day = datetime.now()
         hosts = {
             host.name: host
@@ -366,18 +376,19 @@ class Participants(MachineGroup):
         missing = [host for name, host in hosts.items() if name not in self._connections]
         opened, failures = engine.open_all(missing)
         self._connections.update(opened)
+        # Is each machine's owner away? Connections that gave no answer are opened anew next time.
         absences = ask_owners(self._connections)
         silent = {name for name, entry in absences.items() if entry and entry.blocks is SILENT}
         self._close_connections(self._connections.keys() - silent)
-        absences.update({n: Problem("unreached", text) for n, text in failures.items()})
+        absences.update({name: Problem("unreached", text) for name, text in failures.items()})
         for name, host in hosts.items():
             if name in self.inside:
                 continue  # an attempt has begun meanwhile
             self._note({name: absences[name]})
-            judge_by = (Moment.RUNNING, host, self, day, time.monotonic())
-            if why_left_out(*judge_by) or self.presence[name].is_fit or not self._training:
+            find_reason = partial(why_left_out, Moment.RUNNING, host, self, day, time.monotonic())
+            if find_reason() or self.presence[name].is_fit or not self._training:
                 continue
-            # It is free: is it fit to join those that train, too?
+            # The machine is free. Compare it with the machines inside: does it suit them?
             training, needs = self._training
             machines = look.open_and_probe([host], needs, without_missing=True)
             machines.close()
@@ -385,17 +396,19 @@ class Participants(MachineGroup):
             joint_machines = OpenMachines([*training.hosts, host], {}, facts)
             findings = [*machines.silent.values()]
             findings = findings or find_problems(joint_machines, needs, Moment.RUNNING, False)
-            entry = why_left_out(*judge_by, findings)
-            if name not in self.inside:
+            entry = find_reason(findings)
+            if name not in self.inside:  # no attempt has begun with it meanwhile
                 self.presence[name] = replace(self.presence[name], absence=entry, is_fit=not entry)
 
     def _close_connections(self, needed_hosts: Collection[str]) -> None:
         """Close the connections, except to these hosts."""
-        # They stay open from one look to the next: each new connection writes a dozen lines into
-        # the journal of a machine's owner.
-        closed = {n: node for n, node in self._connections.items() if n not in needed_hosts}
-        self._connections = {n: node for n, node in self._connections.items() if n in needed_hosts}
-        engine.close_all(closed)
+        # Connections stay open from one look to the next, because each new connection writes a
+        # dozen lines into the journal of a machine's owner.
+        connections = self._connections
+        self._connections = {
+            name: connections[name] for name in connections if name in needed_hosts
+        }
+        engine.close_all({n: connections[n] for n in connections if n not in needed_hosts})
 
 
 # ---- problems of machines ----
@@ -404,21 +417,21 @@ class Participants(MachineGroup):
 def find_problems(
     machines: OpenMachines, needs: Needs, moment: Moment, joins: bool
 ) -> list[Problem]:
-    """Return everything that is wrong with machines for a run: with each machine, and between them.
-    `joins`: some of them never participated."""
+    """Return everything that is wrong with machines for a run: with each machine, and between
+    machines. `joins`: some machines never participated."""
     findings: list[Problem] = []
-    control = look.Control(folders.disk_free())
+    control = look.ControlFacts(folders.disk_free())
     is_first = moment in (Moment.DRY_RUN, Moment.START)
     if is_first:
         try:
             needs = replace(needs, program=with_layer(needs.program, machines))
         except Refused as refused:
             findings = refused.reasons
-        control = replace(control, sources=look.data_sources(machines, needs))
+        control = replace(control, sources=look.read_data_sources(machines, needs))
     findings = [*findings, *judge.problems(machines, needs, control)]
     # The connections are tried last: a machine that cannot train anyway need not open its ports.
     if (is_first or joins) and all(entry.blocks is NEVER for entry in findings):
-        findings += judge.unreachable_pairs(machines, look.unreachable_pairs(machines))
+        findings += judge.name_unreachable_pairs(machines, look.find_unreachable_peers(machines))
     return findings
 
 

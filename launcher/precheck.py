@@ -17,17 +17,19 @@ SHOWN_LINES = 5
 
 
 class Answer(Struct):
+    """The exit code of a check, None if it did not end in time, and the lines that it printed."""
+
     code: int | None
     lines: list[Text]
 
 
 class CheckFailed(UserError):
-    """The program itself says that the run would fail."""
+    """Raised with the program's own message if the run would fail."""
 
 
 def run_check(plan: Plan, machines: OpenMachines, terminal: Terminal) -> None:
-    """Run the check that the plan names, if it names one, and show what it printed. Raises
-    CheckFailed with its last lines if it failed, or did not end in time."""
+    """Run the plan's check, if there is one, and show what it printed. Raises CheckFailed with its
+    last lines if it failed, or did not end in time."""
     if not plan.check:
         return
     node = plan.nodes[0]
@@ -45,7 +47,7 @@ def run_check(plan: Plan, machines: OpenMachines, terminal: Terminal) -> None:
             answer = ask(machines.nodes[node.host], "launcher.node.precheck", call, Answer, seconds)
         except (OSError, Invalid) as error:
             raise UserError(f"{node.host}: the check before the run failed: {error}.") from None
-    # The lines are the program's own message: a sentence of ours before them would only repeat it.
+    # The lines are the program's own message, so no sentence of Tandem stands before them.
     last_lines = answer.lines[-SHOWN_LINES:]
     if answer.code is None:
         raise CheckFailed(

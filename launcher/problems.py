@@ -1,4 +1,6 @@
-"""The problems of machines before a run starts: problems.txt has every sentence, once."""
+"""The problems of machines before a run starts. problems.txt has every sentence, once: its code,
+when it blocks a run, the message and the remedy. judge.py and look.py find the problems.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,16 @@ class Blocks(Enum):
     NEVER = "never"  # it is only reported
     ALWAYS = "always"
     UNLESS_FORCED = "soft"  # FORCE=1
-    BUSY = "busy"  # the same; QUEUE=1 waits until it is over
+    BUSY = "busy"  # unless FORCE=1; QUEUE=1 waits until it is over
     SILENT = "silent"  # always, unless the run may begin without the machine
-    OWNER = "owner"  # the run does without the machine as long as it lasts
+    OWNER = "owner"  # as long as it lasts, the run does without the machine
 
 
 NEVER, ALWAYS, UNLESS_FORCED, BUSY, SILENT, OWNER = Blocks
 
 
 class Rule(NamedTuple):
-    """A line of the table: `message` names the thing and the cause."""
+    """A line of the table. `message`: what is wrong, and why. `remedy`: what to do, "" for none."""
 
     blocks: Blocks
     message: str
@@ -38,6 +40,7 @@ class Rule(NamedTuple):
         return f"{text}: {self.remedy.format(**values)}." if self.remedy else text
 
 
+# disk-low | soft | only {free} MiB are free on the disk of {folder} | remove old runs
 _TABLE = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
 _ROWS = [row.split(" | ") for row in _TABLE.splitlines() if row and not row.startswith("#")]
 RULES = {code: Rule(Blocks(blocks), *texts) for code, blocks, *texts in _ROWS}
@@ -46,7 +49,7 @@ BUSY_REMEDY = RULES["machine-busy"].remedy
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem, of the machines with these labels."""
+    """A problem of the machines with these labels; without labels it is between machines."""
 
     code: str
     message: str
@@ -62,8 +65,8 @@ class Problem:
 
 
 def problem(code: str, host: Host | None = None, /, **values: object) -> Problem:
-    """Make the problem with this code, of `host` or of no single machine."""
-    # Each sentence may name the machine and what repairs its environment.
+    """Make the problem with this code, of `host` or of no single machine. `values`: what its
+    sentence names. Each sentence may also name the machine and what repairs its environment."""
     if host is None:
         return Problem(code, RULES[code].sentence(values))
     values = {"name": host.name, "repair": host.engine.repair_hint, **values}
@@ -71,7 +74,7 @@ def problem(code: str, host: Host | None = None, /, **values: object) -> Problem
 
 
 class Refused(UserError):
-    """Machines on which a run must not start."""
+    """Raised for problems with which a run must not start."""
 
     def __init__(self, problems: Sequence[Problem], *hints: str):
         super().__init__(*(problem.text for problem in problems), *hints)

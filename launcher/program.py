@@ -1,5 +1,5 @@
-"""Describes the program that a run starts on each machine: our trainer, or a script of the user's.
-launcher/programs.py builds it; all later code reads its fields and never asks which of both it is.
+"""Describes the program that a run starts on each machine: Tandem's trainer, or a user's script.
+programs.py builds it. All later code reads its fields, and never asks which of the two it is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contract.decisions import Request
 from contract.layout import IMAGES
 from contract.options import Config
 
-if TYPE_CHECKING:  # a mistake that is found before any machine is asked need not wait for these
+if TYPE_CHECKING:  # the error about a mistyped option need not wait for these
     from launcher.plan.layer import Layer
     from launcher.plan.pretrained import Pretrained
     from launcher.plan.requirements import RequirementsFile
@@ -46,8 +46,8 @@ class Program:
     for each machine. `needs_port`: its ranks meet at a port of their own.
     `check`: words for Python that find out whether the program would fail, on the machine of node 0
     and before any rank starts; empty for none.
-    `request`: what its ranks decide together when they start; None if they decide nothing, except
-    that ranks with `divides_batches` may ask for their parts of a batch (tandem/balance.py).
+    `request`: what its ranks decide together when they start, None for nothing. Ranks of a program
+    that `divides_batches` may ask for their share of each batch (tandem/balance.py).
 
     Files to send:
     `folder`: the user's folder, besides our code, and `script_folder` below it, which is sent even
@@ -61,7 +61,7 @@ class Program:
     `results`: files of the run's folder on node 0, which are copied back after the run.
     `ranks_pass_on`: the ranks find the newest checkpoint of their machines in the run's
     checkpoints/<machine>/ and pass it on; otherwise checkpoints are in `outputs`.
-    `resumes_own`: each machine continues from a checkpoint that it saved itself.
+    `resumes_own`: each machine continues from a checkpoint that the machine itself saved.
     `has_exit_codes`: its exit codes are those of contract/errors.py.
 
     For people:
@@ -70,7 +70,7 @@ class Program:
     BATCH, SYNC, EPOCHS and BALANCE and the trainer's options change it. `when_stopped`: what its
     processes do after a request to stop.
     `phrases`: how advice is given to its user.
-    `notes`: what is worth saying before any machine is asked.
+    `notes`: sentences that the terminal shows before any machine is asked.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Program:
     notes: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, object]:
-        """Return what plan.json keeps of it for the report."""
+        """Return the fields that plan.json keeps for the report."""
         return {
             "name": self.name,
             "typed": self.typed,
@@ -124,7 +124,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Needs:
-    """The requirements of a run for its machines. `run` is the run to resume, None for a new one;
+    """The demands of a run on its machines. `run`: the run that is resumed, None for a new run.
     `decided`: decisions of the ranks of an earlier attempt, which all machines must support."""
 
     config: Config

@@ -1,5 +1,6 @@
-"""Lets a machine evaluate a call in a module of ours, which it may not have yet: it is sent one
-text for `python -`, the module with all that it imports."""
+"""Lets a machine evaluate a call in a module of Tandem. The machine may not have the module yet, so
+it gets one text for `python -`: the module with all modules that it imports.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from launcher.machines.engine import Node, talk
 from launcher.machines.inventory import CHECKOUT
 from launcher.node.machine import PULSE
 
-MARK = "tandem-answer "  # before what such a program answers: a .bashrc may print, too
-# Python 3.11's ast.parse raises SystemError now and then where several threads call it at once.
+MARK = "tandem-answer "  # before the answer of such a program: a .bashrc may print, too
+# Python 3.11's ast.parse raises SystemError now and then if several threads call it at once.
 PARSING = threading.Lock()
-# Each module is made from its source; its packages are empty and know their modules by name.
+# Each module is made from its source. Its packages, such as `launcher`, are empty modules.
 LOADER = """
 import sys, types
 def _load(name, source):
@@ -36,7 +37,7 @@ SECONDS = 30.0
 def program(module: str, call: str) -> str:
     """Return a Python program that loads a module of the checkout, and those that it imports, and
     then evaluates `call` in it. All of them may also import the standard library."""
-    sources: dict[str, str] = {}  # each module after those that it imports
+    sources: dict[str, str] = {}  # by module; a module comes after the modules that it imports
 
     def path_of(name: str) -> Path:
         return CHECKOUT / f"{name.replace('.', '/')}.py"
@@ -60,27 +61,27 @@ def program(module: str, call: str) -> str:
 
 
 def ask(node: Node, module: str, call: str, kind: Any, seconds: float = SECONDS) -> Any:
-    """Return the answer of a function of launcher/node on a machine, by the guard's Python. Raises
+    """Return the answer of a function of launcher/node on a machine, of the type `kind`. Raises
     OSError, UserError and Invalid."""
     # The guard's Python works even if the environment of the ranks does not.
     process = node.start([node.host.engine.guard_python, "-IB", "-"])
     output, stderr, _ = talk(process, program(module, call).encode(), seconds, len(PULSE))
-    line = marked(output)
+    line = find_answer(output)
     if line is None:
         raise UserError(f"it gave no answer{stderr and f': {stderr}'}")
     return decode(line, kind, "answer")
 
 
-def marked(output: bytes) -> str | None:
-    """Return the text behind the mark; None if there is no mark."""
+def find_answer(output: bytes) -> str | None:
+    """Return the text after MARK; None if there is no mark."""
     # A .bashrc may print before the answer, and a command after it.
     lines = output.decode(errors="replace").splitlines()
     return next((line[len(MARK) :] for line in lines if line.startswith(MARK)), None)
 
 
 def tree_sha256(node: Node, folder: str) -> str | None:
-    """Return the hash of a machine's tree in `folder`, "" if it has no such folder, None if it does
-    not answer."""
+    """Return the hash of a machine's files below `folder`; "" if the machine has no such folder,
+    None if it does not answer."""
     try:
         kind = Annotated[str, matching("([0-9a-f]{64})?")]
         sha256: str = ask(node, "launcher.node.machine", f"show({MARK!r}, {folder!r})", kind)

@@ -1,5 +1,6 @@
-"""Starts and resumes runs, until their machines are ready. It imports lifecycle.py only then, so
-that a refusal comes at once."""
+"""Starts and resumes runs: cli.py calls `train`, `resume` and `dry_run`. When the machines are
+ready, lifecycle.py carries the run out, and is imported only then: a refusal comes at once.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +17,19 @@ from contract.text import clean
 from launcher import folders
 from launcher.machines.engine import Busy
 from launcher.notify import Facts, Notify
-from launcher.options import STORED, config_of, read
+from launcher.options import STORED, make_config, read
 from launcher.participants import Moment, Waiter
 from launcher.plan import plan as planning
 from launcher.plan.checks import check_machines, make_plan, new_id
-from launcher.programs import executes, resume_config
-from launcher.terminal import Terminal, keep_machines
+from launcher.programs import builder_of
+from launcher.terminal import Terminal, remember_inventory
 
 T = TypeVar("T")
 
 
 def dry_run(options: Config) -> int:
+    """Print the plan that a run with these options would have now. Returns the exit code. Raises
+    UserError."""
     terminal = Terminal()
     checked = check_machines(options, terminal)
     try:
@@ -47,81 +50,83 @@ def dry_run(options: Config) -> int:
 
 
 def train(options: Config, name: str = "") -> int:
-    """Start a run, of this name if it is given one, and stay with it until its report is printed.
-    Returns the exit code."""
+    """Start a run and stay with it until its report is printed. `name`: the run's name, "" for a
+    new one. Returns the exit code. Raises UserError."""
     terminal = Terminal()
 
-    def once(waiter: Waiter) -> int:
+    def try_once(waiter: Waiter) -> int:
         ready = check_machines(options, terminal, waiter)
         from launcher import lifecycle
 
-        return lifecycle.begin(ready, terminal, waiter, name)
+        return lifecycle.start_run(ready, terminal, waiter, name)
 
-    return in_turn(options, terminal, once)
+    return in_turn(options, terminal, try_once)
 
 
-def in_turn(options: Config, terminal: Terminal, once: Callable[[Waiter], T]) -> T:
-    """Return what `once` returns. With QUEUE=1 it is called again while others use the machines.
-    Raises UserError, Busy without QUEUE=1."""
+def in_turn(options: Config, terminal: Terminal, try_once: Callable[[Waiter], T]) -> T:
+    """Return what `try_once` returns. With QUEUE=1 it is called again while other runs use the
+    machines. Raises UserError, Busy without QUEUE=1."""
     waiter = Waiter(terminal, Notify(options.notify, terminal), options.until)
-    # `once` has waited for machines that were busy. Busy comes out of it if another launcher took
-    # one of them in the moment between the question and the guard's lock.
+    # `try_once` itself waits for busy machines. It raises Busy only if another launcher took one of
+    # them in the moment between the question and the guard's lock.
     try:
         while True:
             try:
-                return once(waiter)
+                return try_once(waiter)
             except Busy as error:
                 if not options.queue:
                     raise
                 waiter.pause(str(error))
     except UserError as error:
-        if waiter.waited:  # nobody need be there to read it
+        if waiter.waited:  # the user may have left the terminal
             waiter.notify.send(Facts(waiter.waited, "failed", why=str(error)))
         raise
 
 
 # The part of plan.json that a resumed run reads.
-PLANNED = defstruct("Planned", [("options", STORED)])
+PLAN_OPTIONS = defstruct("PlanOptions", [("options", STORED)])
 
 
-def began_as(folder: Path, typed: dict[str, Any], verb: str) -> Config:
-    """Return the options with which a run began, for `verb` to carry out. Raises UserError."""
+def read_begun_options(folder: Path, typed: dict[str, Any], verb: str) -> Config:
+    """Return the options with which a run began. `verb`: RESUME or RUN, for the message. Raises
+    UserError, also if the user has to confirm what they execute."""
     folders.refuse_links(folder)
-    planned = folders.recorded(folder / "plan.json", PLANNED)
-    began = read(planned["options"])
-    if seal.holds(planned["options"], planned.get("seal")):
+    plan = folders.read_json(folder / "plan.json", PLAN_OPTIONS)
+    began = read(plan["options"])
+    if seal.holds(plan["options"], plan.get("seal")):
         return began
-    # This user has not written that plan.json, so nothing in it is executed, here or on machines,
-    # unless the user has typed it.
-    typed_names = {*typed, *config_of(typed).trainer}
-    unnamed = [text for key, text in executes(began).items() if key not in typed_names]
+    # Another user may have written this plan.json. Nothing in it is executed, on the control node
+    # or on machines, unless this user has typed it, too.
+    typed_names = {*typed, *make_config(typed).trainer}
+    executed = builder_of(began).executed_options(began)
+    untyped = [text for key, text in executed.items() if key not in typed_names]
     if began.inventory != DEFAULT_INVENTORY and "inventory" not in typed:
-        unnamed.insert(0, as_typed("INVENTORY", began.inventory))
-    if unnamed:
+        untyped.insert(0, as_typed("INVENTORY", began.inventory))
+    if untyped:
         raise UserError(
             f"run {folder.name} was not begun by you and from here, or its plan.json was changed "
-            f"since. To continue it would carry out {', '.join(unnamed)}. If that is what you "
+            f"since. To continue it would carry out {', '.join(untyped)}. If that is what you "
             f"want, type it with {verb}."
         )
     return began
 
 
 def resume(name: str, typed: dict[str, Any]) -> int:
-    """Resume a run whose controller has ended, however that happened. `typed`: options by name.
-    Returns the exit code. Raises UserError."""
+    """Resume a run whose launcher has ended or died. `typed`: options by name. Returns the exit
+    code. Raises UserError."""
     folder = folders.find(name)
-    began = began_as(folder, typed, "RESUME")
-    from launcher.watch.attempts import Attempts  # which a new run needs only later
+    began = read_begun_options(folder, typed, "RESUME")
+    from launcher.watch.attempts import Attempts  # imported here, so that `train` refuses sooner
 
-    decided = Attempts(folder).decided()
-    options = resume_config(began, typed)
-    keep_machines(options.inventory)
+    decided = Attempts(folder).read_decisions()
+    options: Config = builder_of(began).resume_config(began, typed)
+    remember_inventory(options.inventory)
     terminal = Terminal()
 
-    def once(waiter: Waiter) -> int:
+    def try_once(waiter: Waiter) -> int:
         ready = check_machines(options, terminal, waiter, folder.name, decided)
         from launcher import lifecycle
 
-        return lifecycle.go_on(folder, ready, terminal, waiter)
+        return lifecycle.resume_run(folder, ready, terminal, waiter)
 
-    return in_turn(options, terminal, once)
+    return in_turn(options, terminal, try_once)

@@ -1,4 +1,4 @@
-"""The folders of a run, here and on its connected machines."""
+"""The folders of a run, on the control node and on its connected machines."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunSite:
-    """A run, here and on its connected machines. `folder`: its folder here; `hosts`: all machines
-    of the run."""
+    """A run and its machines, for handover.py. `folder`: the run's folder on the control node.
+    `hosts`: all machines of the run. `machines`: the machines that are connected now."""
 
     folder: Path
     needs: Needs

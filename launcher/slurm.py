@@ -1,5 +1,7 @@
-"""Writes a run as a Slurm batch script, for a cluster with a queue of jobs instead of ssh: the
-first machine of the job carries it out, and reaches the other machines by machines/slurm.py."""
+"""`make slurm`: writes a run as a Slurm batch script, for a cluster with a queue of jobs instead of
+ssh. In the job, this module carries the run out on the first machine, which reaches the other
+machines by machines/slurm.py.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,9 @@ exec {python} -m launcher slurm
 """
 
 
-def batch_script(config: Config, host: Host, name: str) -> str:
-    """Return the batch script. Python, data and GPUs are those of `host`: in Slurm all nodes are
-    alike, and Slurm decides who has them. Raises UserError."""
+def write_batch_script(config: Config, host: Host, name: str) -> str:
+    """Return the text of the batch script. Python, data and GPUs are those of `host`: in Slurm all
+    nodes are alike, and Slurm decides which nodes a job gets. Raises UserError."""
     fields = {**asdict(host), "connection": "slurm", "env": {**instruction_limits(), **host.env}}
     del fields["owner"], fields["route"]
     data = host.data_path(config.data) if "/" in config.data else config.data
@@ -61,9 +63,9 @@ def batch_script(config: Config, host: Host, name: str) -> str:
     )
 
 
-def refuse(host: Host, options: Config, program: Program, nodes: int) -> None:
-    """Raise UserError for mistakes that this machine can find before the job starts: it has the
-    checkout, perhaps torch and Slurm's tools, and the data if the inventory says so."""
+def check_here(host: Host, options: Config, program: Program, nodes: int) -> None:
+    """Raise UserError for mistakes that this machine can find before the job starts. It has the
+    checkout, perhaps torch and Slurm's tools, and the data if the inventory lists it as local."""
     local_host = replace(
         host,
         connection="local",
@@ -72,7 +74,7 @@ def refuse(host: Host, options: Config, program: Program, nodes: int) -> None:
         node_dir=str(CHECKOUT / ".tandem" / "slurm"),
         gpus=0,
     )
-    # Only the data of a local host can be looked at from here.
+    # This machine can look only at the data of a local host.
     options = options if host.engine.is_local else replace(options, data="")
     needs = Needs(options, program)
     machines = look.open_and_probe([local_host], needs)
@@ -81,7 +83,8 @@ def refuse(host: Host, options: Config, program: Program, nodes: int) -> None:
         raise Refused(problems)
     if importlib.util.find_spec("torch"):
         argv = [sys.executable, *program.check]
-        env = {**os.environ, "TANDEM_OUTPUT": "."}  # as in a run, it speaks of make's variables
+        # With this variable, which a run sets, messages name make's variables.
+        env = {**os.environ, "TANDEM_OUTPUT": "."}
         done = subprocess.run(
             argv, cwd=CHECKOUT, env=env, capture_output=True, text=True, check=False
         )
@@ -101,24 +104,24 @@ def refuse(host: Host, options: Config, program: Program, nodes: int) -> None:
 
 
 def main(options: Config) -> int:
-    """Write the script into runs/ and show how to submit it; in its job, carry the run out.
-    Returns the exit code. Raises UserError."""
+    """Write the script into runs/ and show how to submit it. In a job of this script, carry the run
+    out. Returns the exit code. Raises UserError."""
     if JOB in os.environ:
         job = json.loads(os.environ[JOB])
         # A job that was submitted again continues the run that it has begun.
         if (folders.RUNS / job["run"] / "plan.json").exists():
             return run.resume(job["run"], {})
         options = read(job["options"])
-        terminal.keep_machines(options.inventory)
+        terminal.remember_inventory(options.inventory)
         return run.train(options, job["run"])
     program = build_program(options)
     hosts = inventory.load(Path(options.inventory))
     # Slurm may have more machines than the inventory, whose first one stands for them all.
     nodes = options.nodes or len(hosts)
-    refuse(hosts[0], replace(options, nodes=None), program, nodes)
+    check_here(hosts[0], replace(options, nodes=None), program, nodes)
     name = run_id(program.name, nodes, time.time())
     path = CHECKOUT / RUNS / f"{name}.sbatch"
-    text = batch_script(replace(options, nodes=nodes), hosts[0], name)
+    text = write_batch_script(replace(options, nodes=nodes), hosts[0], name)
     with folders.writing(path):
         write_whole(path, text.encode(), mode=0o600)  # run_env may hold passwords
     file = path.relative_to(CHECKOUT)

@@ -19,15 +19,15 @@ from report.text import COLUMNS, section_lines
 
 
 def status(name: str, as_json: bool = False) -> int:
-    """Show one run: its state, progress, attempts and machines, and each rank's last line. Returns
+    """Show a run: its state, progress, attempts and machines, and each rank's last line. Returns
     the exit code. Raises UserError."""
     folder = folders.find(name)
     progress = Follower(folder).look()
     if as_json:
         print(json.dumps(document(folder, progress), indent=1))
         return 0
-    # The lock and the files of the run are enough: its controller need not live.
-    pid, state = control.controller(folder), control.state(folder)
+    # The lock and the files of the run are enough: its launcher need not live.
+    pid, state = control.launcher_pid(folder), control.state(folder)
     control.say(f"run {folder.name}: {state}" + (f", controlled by process {pid}" if pid else ""))
     if state == "abandoned":
         advice = f"its controller died; `make train RESUME={folder.name}` continues it"
@@ -46,13 +46,13 @@ def status(name: str, as_json: bool = False) -> int:
     for path in sorted(logs, key=lambda log: (len(log.stem), log.stem)):  # rank 9, then 10
         lines = [line for line in last_of(path, 4096).splitlines() if line.strip()]
         if lines:
-            label = f"  [{path.parent.name} {path.stem[4:]}] "
+            label = f"  [{path.parent.name} {path.stem.removeprefix('rank')}] "
             control.say(label + clean(lines[-1])[: COLUMNS - len(label)])
-    # A run that is over has no live figures of the machines.
+    # A run that is over has no live figures of the machines, so name the commands that show them.
     if pid is None:
         options = control.read(folder / "plan.json").get("options")
         options = options if isinstance(options, dict) else {}
-        terminal.keep_machines(str(options.get("inventory", DEFAULT_INVENTORY)))
+        terminal.remember_inventory(str(options.get("inventory", DEFAULT_INVENTORY)))
         advice = "between runs, `make top` and `make check` show the state of the machines"
         terminal.show(advice, sys.stdout)
     return 0
@@ -75,7 +75,7 @@ def document(folder: Path, progress: Progress | None) -> dict[str, Any]:
         values["bottleneck"] = progress.cause
         second = progress.judgement and progress.judgement.runner_up
         values["runner_up"] = second and second._asdict()
-        if not is_running:  # these only mean something while it trains
+        if not is_running:  # these figures are valid only while the run trains
             values.update(dict.fromkeys(("hang", "left", "recent_images_per_second")))
         values["machines"] = [
             {**machine_document(machine), "trouble": warnings(machine, is_running)}

@@ -1,5 +1,5 @@
-"""The control terminal: it shows the launcher's sentences, waits and rank 0's bar. Ctrl-C, SIGTERM
-and a closed terminal end a run in an orderly way."""
+"""Shows the launcher's sentences, its waits and rank 0's progress bar on the user's terminal. It
+also counts the signals by which the user stops a run: Ctrl-C, SIGTERM and a closed terminal."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from contract import verbs
 from contract.options import DEFAULT_INVENTORY
 from contract.result_lines import result_line
 from contract.text import clean
-from launcher.background import LOG, Screen, Spool, SpooledLog
+from launcher.background import LOG_BYTES, Screen, Spool, SpooledLog
 
 NAME = "tandem: "
-CLEAR = "\r\x1b[K"
-ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-FIRST_NOTICE = 5.0  # seconds until the first message
-NOTICE_EVERY = 15.0
+CLEAR_LINE = "\r\x1b[K"
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # such as \x1b[31m, which makes text red
+FIRST_NOTICE, NOTICE_EVERY = 5.0, 15.0  # seconds of a wait until its messages
 
 
-def keep_machines(inventory: str) -> None:
-    """Let the commands that this process and its children print name this list of machines."""
-    # In the environment, since the report, a child, prints such commands, too.
+def remember_inventory(inventory: str) -> None:
+    """Add INVENTORY=, unless it is the default, to the commands that this process and its children
+    print."""
+    # The environment reaches the report, a child that prints such commands, too.
     if inventory == DEFAULT_INVENTORY:
         os.environ.pop(verbs.MACHINES, None)
     else:
@@ -42,12 +42,12 @@ def show(text: str, stream: TextIO) -> None:
     width = 0
     with contextlib.suppress(OSError, ValueError):
         width = os.get_terminal_size(stream.fileno()).columns
-    print(*lines(text, width), sep="\n", file=stream, flush=True)
+    print(*wrap_sentence(text, width), sep="\n", file=stream, flush=True)
 
 
-def lines(text: str, width: int) -> list[str]:
+def wrap_sentence(text: str, width: int) -> list[str]:
     """Split a sentence into lines of `width` columns (0: one line). No command is broken in two, so
-    that it can be copied; an indented line is somebody's output, and stays as it is."""
+    that it can be copied; an indented line is a program's output, and stays as it is."""
     text = clean(verbs.with_inventory(text))
     if not width or text.startswith(" ") or "\n" in text:
         return (NAME + text).split("\n")
@@ -55,11 +55,8 @@ def lines(text: str, width: int) -> list[str]:
 
 
 class Terminal:
-    """The control terminal: lines above, and rank 0's progress bar live in the last line. Nobody
-    waits until the terminal has taken them.
-
-    The run's controller.log has every line, too: `attach` shows the lines again.
-    """
+    """The user's terminal: lines, and below them rank 0's progress bar. No call waits until the
+    terminal has taken a line. controller.log has every line, too, and `attach` shows that log."""
 
     def __init__(self, out: IO[str] | None = None):
         self._out = out if out is not None else sys.stdout
@@ -69,11 +66,12 @@ class Terminal:
         self.spool = Spool()
         self._log_file: SpooledLog | None = None
 
-    def keep_in(self, path: Path, limit: int = LOG) -> None:
+    def open_log(self, path: Path, limit: int = LOG_BYTES) -> None:
+        """Write each later line into this file, too, up to `limit` bytes."""
         self._log_file = SpooledLog(path, limit, self.spool)
 
-    def keep_no_more(self) -> None:
-        """Stop keeping lines in the log."""
+    def close_log(self) -> None:
+        """Write no later line into the log."""
         if self._log_file:
             self._log_file.close()
             self._log_file = None
@@ -82,29 +80,26 @@ class Terminal:
     def say(self, *texts: str) -> None:
         """Show some of the launcher's own sentences."""
         for text in texts:
-            self.lines(lines(text, self.columns))
+            self.lines(wrap_sentence(text, self.columns))
 
     def result(self, **facts: str) -> None:
         """Report facts to the program that started the launcher, if it reads them."""
         if line := result_line(**facts):
             self._screen.write(line)
 
-    def line(self, text: str) -> None:
-        self.lines([text])
-
     def lines(self, texts: list[str]) -> None:
         """Show lines, all in one write: at thousands of lines a second each write counts."""
         text = clean("\n".join(texts))
-        # The bar is never in the log: it would be there once for each step.
+        # The log never has the bar, which would be one more line for each step.
         if self._log_file:
             self._log_file.write(text.split("\n"))
         if self._bar:
-            self._screen.write(f"{CLEAR}{text}\n{self._bar}")
+            self._screen.write(f"{CLEAR_LINE}{text}\n{self._bar}")
         else:
             self._screen.write(text + "\n")
 
     def bar(self, text: str) -> None:
-        """Replace the live bar; an empty text removes it. Does nothing without a terminal."""
+        """Replace the progress bar; an empty text removes it. Does nothing without a terminal."""
         # In a file each state of the bar would be a line.
         if not self.is_tty:
             return
@@ -112,7 +107,7 @@ class Terminal:
         if self.columns:  # a bar that wraps could not be overwritten
             text = ESCAPES.sub("", text)[: self.columns - 1]
         if text != self._bar:
-            self._screen.write(CLEAR + text)
+            self._screen.write(CLEAR_LINE + text)
             self._bar = text
 
     @property
@@ -130,7 +125,7 @@ class Terminal:
 
 
 class WaitNotice:
-    """A line on the terminal now and then, as long as `update` is called."""
+    """Shows a line on the terminal now and then, as long as `update` is called."""
 
     def __init__(self, terminal: Terminal, activity: str):
         self._terminal, self._activity = terminal, activity
@@ -138,11 +133,11 @@ class WaitNotice:
         self._next = self._begun + FIRST_NOTICE
 
     def update(self, progress: str = "") -> None:
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + NOTICE_EVERY
+        seconds = time.monotonic()
+        if seconds >= self._next:
+            self._next = seconds + NOTICE_EVERY
             done = f", {progress}" if progress else ""
-            self._terminal.say(f"{self._activity}: {now - self._begun:.0f} s so far{done}")
+            self._terminal.say(f"{self._activity}: {seconds - self._begun:.0f} s so far{done}")
 
 
 @contextlib.contextmanager
@@ -160,7 +155,8 @@ def waiting(terminal: Terminal, activity: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_thread(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Run `work` in a thread of that name while the body runs; its event tells it to return."""
+    """Run `work` in a thread while the body runs. At the end of the body its event is set: then it
+    has to return."""
     over = threading.Event()
     thread = threading.Thread(target=work, args=(over,), name=name, daemon=True)
     thread.start()
@@ -175,21 +171,19 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopper:
-    """Counts how often the user asked to stop: once lets the workers save, twice kills.
-
-    SIGHUP and SIGINT that were ignored from the start stay ignored: that is what nohup and a
-    script's `&` mean. SIGTERM always counts: `make stop` sends it.
-    """
+    """Counts how often the user asked to stop: after one signal the workers save, after two they
+    are killed. SIGHUP and SIGINT that were ignored from the start stay ignored, as nohup and a
+    script's `&` want it. SIGTERM always counts, since `make stop` sends it."""
 
     def __init__(self):
         self.asked = 0
-        self.suspended = False  # Ctrl-Z was pressed: a stopped controller renews no lease
+        self.suspended = False  # Ctrl-Z was pressed: a stopped launcher would renew no lease
 
-    def _suspend(self, *_: object) -> None:
-        self.suspended = True
-
-    def _ask(self, *_: object) -> None:
-        self.asked += 1
+    def _handle(self, number: int, _frame: object) -> None:
+        if number == signal.SIGTSTP:
+            self.suspended = True
+        else:
+            self.asked += 1
 
     @contextlib.contextmanager
     def listening(self):
@@ -197,8 +191,8 @@ class Stopper:
         # The handlers only count: the loop acts when it is safe to do so.
         ignored = {n for n in SIGNALS if signal.getsignal(n) is signal.SIG_IGN} - {signal.SIGTERM}
         handled = [number for number in SIGNALS if number not in ignored]
-        handlers = {number: signal.signal(number, self._ask) for number in handled}
-        handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._suspend)
+        handlers = {number: signal.signal(number, self._handle) for number in handled}
+        handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._handle)
         # After Ctrl-Z `make` is stopped and this process is in the background, where it may print.
         handlers[signal.SIGTTOU] = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         try:
@@ -210,7 +204,7 @@ class Stopper:
 
 @contextlib.contextmanager
 def wakeup():
-    """Return a socket that becomes readable at each signal, so that select() wakes up."""
+    """Yield a socket that becomes readable at each signal, so that select() wakes up."""
     # Python retries a select() that a signal interrupts, so the signal alone would not end it.
     reader, writer = socket.socketpair()
     reader.setblocking(False)

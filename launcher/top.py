@@ -33,19 +33,20 @@ from report.text import section_lines, wrap
 from report.view import Section
 
 EVERY = 1.0  # seconds
-PIECE = 1 << 16  # bytes of a machine's lines that are looked at in one turn
-QUIT = b"qQ\x03\x1b"
-HEAD = 1 << 14  # bytes of controller.log whose last lines are shown
+TURN_BYTES = 1 << 16  # that are read from a machine in one turn
+QUIT_KEYS = b"qQ\x03\x1b"  # q, Q, Ctrl-C and Esc
+LOG_TAIL_BYTES = 1 << 14  # of controller.log, whose last lines are shown
 
 
-class Idle:
-    """One machine that runs nothing."""
+class IdleMachine:
+    """A machine that runs nothing, and the program on it that prints a sample each second. `heard`:
+    when its last sample came. `problem`: why no more samples come."""
 
     def __init__(self, host: Host, process: Process):
         self.host, self.process = host, process
         self.machine = Machine(host.name)
         self.heard = time.monotonic()
-        self.why = ""
+        self.problem = ""
         self._unread = b""  # the beginning of a line
 
     @property
@@ -53,22 +54,22 @@ class Idle:
         return status.machine_now(self.machine) if self.machine.recent else None
 
     def look(self) -> None:
-        """Take its new lines."""
-        # Only as many as a turn has time for: one machine that floods must not stop the screen.
+        """Read the machine's new lines, at most about TURN_BYTES: a machine that sends without end
+        must not stop the screen."""
         data = self._unread
-        while not self.why and len(data) < PIECE:
+        while not self.problem and len(data) < TURN_BYTES:
             try:
                 piece = self.process.read()
             except OSError:
                 piece = b""
             if piece == b"":
-                self.why = "its connection ended"
-            if not piece:
+                self.problem = "its connection ended"
+            if not piece:  # or None: no bytes have come yet
                 break
             data += piece
         *lines, self._unread = data.split(b"\n")
-        if len(self._unread) >= PIECE:
-            self.why = "it sends values that are not numbers"
+        if len(self._unread) >= TURN_BYTES:
+            self.problem = "it sends values that are not numbers"
         for line in lines:
             sample = object_in(line) if line.startswith(b"{") else None
             if sample is not None:
@@ -76,14 +77,15 @@ class Idle:
                 self.machine.recent.append(sample)
 
 
-class Machines:
-    """All machines of an inventory, asked for as long as they run nothing."""
+class IdleMachines:
+    """All machines of an inventory, connected while no run is under way. `failures`: a sentence on
+    each machine that cannot be shown, by name."""
 
     def __init__(self, hosts: list[Host]):
         self._hosts = hosts
         self._nodes, self.failures = engine.open_all(hosts)
         program = remote.program("launcher.node.records", "stream()").encode()
-        self._idle: list[Idle] = []
+        self._idle: list[IdleMachine] = []
         for host in hosts:
             if host.name not in self._nodes:
                 continue
@@ -97,7 +99,7 @@ class Machines:
                     if not size:
                         time.sleep(0.01)
                 process.close_stdin()
-                self._idle.append(Idle(host, process))
+                self._idle.append(IdleMachine(host, process))
 
     def lines(self, width: int) -> list[str]:
         rows = []
@@ -110,7 +112,7 @@ class Machines:
             lines += [*section_lines(Section("", status.machines_of(rows, False)), width), ""]
         for idle in self._idle:
             silent = time.monotonic() - idle.heard
-            if reason := idle.why or (f"silent for {silent:.0f} s" if silent > STALE else ""):
+            if reason := idle.problem or (f"silent for {silent:.0f} s" if silent > STALE else ""):
                 lines.append(f"  {idle.host.name}: {reason}")
         for name in sorted(self.failures):
             lines += wrap(self.failures[name], "  ", "    ", max(24, width))
@@ -134,39 +136,39 @@ class Machines:
 
 def tail(folder: Path, count: int) -> list[str]:
     """Return the last `count` lines that the run's terminal showed."""
-    text = last_of(folder / "controller.log", HEAD)
+    text = last_of(folder / "controller.log", LOG_TAIL_BYTES)
     return [f"  {line}" for line in text.splitlines() if line.strip()][-count:] if count > 0 else []
 
 
 class Top:
-    """The screen: the run that was named, else the one under way, else the machines."""
+    """The screen: the run that the user named, else the run under way, else the machines. `slow`:
+    the machines for which the other machines of the run wait."""
 
     def __init__(self, name: str | None, inventory_file: str):
-        self._named = folders.find(name) if name else None
+        self._named_run = folders.find(name) if name else None
         self._inventory = inventory_file
         self._folder: Path | None = None
         self._follower: Follower | None = None
-        self._machines: Machines | None = None
+        self._machines: IdleMachines | None = None
         self._slow: set[str] = set()
 
-    def drawn(self, width: int, height: int) -> Group:
-        """Return the lines, with the row of a machine that the others wait for in yellow."""
-        return Group(
-            *(
-                Text(line, "yellow" if (line.split() or [""])[0] in self._slow else "")
-                for line in self.lines(width, height)
-            )
-        )
+    def draw(self, width: int, height: int) -> Group:
+        """Return the lines; the row of a slow machine, which begins with its name, is yellow."""
+        texts = []
+        for line in self.lines(width, height):
+            is_slow = any(word in self._slow for word in line.split()[:1])
+            texts.append(Text(line, "yellow" if is_slow else ""))
+        return Group(*texts)
 
     def lines(self, width: int, height: int) -> list[str]:
         """Return at most `height` lines of at most `width` columns."""
         # The run may begin or end while the screen is shown, so it is looked for each time.
         newest = folders.newest_first()[:20]
-        running = next((folder for folder in newest if control.controller(folder)), None)
-        folder, self._slow = self._named or running, set()
+        running = next((folder for folder in newest if control.launcher_pid(folder)), None)
+        folder, self._slow = self._named_run or running, set()
         if folder is None:
             if self._machines is None:
-                self._machines = Machines(inventory.load(Path(self._inventory)))
+                self._machines = IdleMachines(inventory.load(Path(self._inventory)))
             lines = self._machines.lines(width)
         else:
             # A run uses the machines: nobody asks them for more now.
@@ -180,17 +182,24 @@ class Top:
                 lines.append("  no step was reported yet")
             else:
                 lines += section_lines(status.section_of(progress, state == "running"), width)
-                # The machines for which the others wait: those that hang, or the slowest.
+                # Machines that hang are the slow ones; without a hang it is the slowest machine.
                 judgement = progress.judgement
                 if state == "running" and progress.hang is not None:
                     self._slow = {host for host, _ in progress.hang.ranks}
                 elif state == "running" and judgement is not None:
                     ranks = judgement.step.ranks
                     self._slow = {rank.host for rank in ranks if rank.rank == judgement.slower}
-            if (room := height - len(lines) - 2) > 2:
-                lines += ["", *tail(folder, room)]
+            # The rest of the screen shows what the run's terminal showed last.
+            if (row_count := height - len(lines) - 2) > 2:
+                lines += ["", *tail(folder, row_count)]
         title = f"tandem  {time.strftime('%H:%M:%S')}  q closes this view; the run continues"
-        return fitting([title, *lines], width, height)
+        # Lines without what a terminal would obey, cut to its size: a line that wraps would push
+        # another line off the screen.
+        plain = ["".join(filter(str.isprintable, clean(line)))[:width] for line in [title, *lines]]
+        if len(plain) > height:
+            excess = f"  ... {len(plain) - height + 1} more lines: make the window taller"
+            plain = [*plain[: height - 1], excess[:width]]
+        return plain
 
     def close(self) -> None:
         """Close the connections to the machines."""
@@ -199,22 +208,12 @@ class Top:
             self._machines = None
 
 
-def fitting(lines: list[str], width: int, height: int) -> list[str]:
-    """Return the lines without what a terminal would obey, cut to its size."""
-    # A line that wraps would push another one off the screen.
-    plain = ["".join(filter(str.isprintable, clean(line)))[:width] for line in lines]
-    if len(plain) <= height:
-        return plain
-    excess = len(plain) - height + 1
-    return [*plain[: height - 1], f"  ... {excess} more lines: make the window taller"[:width]]
-
-
 def top(name: str | None, machines: str) -> int:
     """Show the screen until `q` is pressed, or once if the output is no terminal. Returns the exit
     code. Raises UserError."""
     view, console = Top(name, machines), Console(highlight=False)
     try:
-        screen = view.drawn(*console.size)
+        screen = view.draw(*console.size)
         if not console.is_terminal or console.is_dumb_terminal:
             # The first screen opened the connections; by the second the machines have answered.
             if view._machines is not None:
@@ -229,15 +228,15 @@ def top(name: str | None, machines: str) -> int:
                 tty.setcbreak(sys.stdin)
             stack.enter_context(live)
             stack.enter_context(contextlib.suppress(KeyboardInterrupt))
-            while not pressed(EVERY):
-                live.update(view.drawn(*console.size), refresh=True)
+            while not wait_for_quit(EVERY):
+                live.update(view.draw(*console.size), refresh=True)
         return 0
     finally:
         view.close()
 
 
-def pressed(seconds: float) -> bool:
-    """Return whether a key that ends the view was pressed in that time."""
+def wait_for_quit(seconds: float) -> bool:
+    """Return whether a key that closes the view was pressed in that time."""
     if not sys.stdin.isatty():
         time.sleep(seconds)
         return False
@@ -246,4 +245,4 @@ def pressed(seconds: float) -> bool:
     keys = os.read(sys.stdin.fileno(), 64)
     if not keys:
         raise UserError("the terminal is gone.")
-    return any(key in QUIT for key in keys)
+    return any(key in QUIT_KEYS for key in keys)

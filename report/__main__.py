@@ -21,7 +21,7 @@ from typing import NoReturn
 from contract import interrupts, verbs
 from contract.command_line import verb_words
 from contract.errors import UserError
-from report.analysis import Analysis, analyse
+from report.analysis import analyse
 from report.cli import find_run, write
 from report.comparing import compare_main, sweep_main
 from report.evaluation import evaluation_main
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
         return interrupts.run_printing_main(
             "report", lambda: subcommand(argv[1:]) if subcommand else report_main(argv)
         )
-    # Files are replaced at the end, each at once, so none is half written now.
+    # Each file is replaced as a whole, so an interrupt leaves no half-written file.
     except KeyboardInterrupt:
         print("report: interrupted; the run is unchanged", file=sys.stderr)
         return 130
@@ -68,12 +68,13 @@ def report_main(argv: list[str]) -> int:
     # Each file is written completely or not at all.
     view = view_of(analysis)
     text = render_text(view)
-    write(analysis.run.folder / "summary.json", summary_json(analysis))
+    summary = json.dumps(analysis.summary, indent=1) + "\n"
+    write(analysis.run.folder / "summary.json", summary)
     write(analysis.run.folder / "report.txt", text)
     write(analysis.run.folder / "series.csv", as_csv(analysis))
     write(analysis.run.folder / "report.html", render_page(view))
     if words.get("json"):
-        print(summary_json(analysis), end="")
+        print(summary, end="")
         return 0
     # Only a terminal gets escape codes (bold titles), unless NO_COLOR (no-color.org) is set.
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
@@ -84,18 +85,14 @@ def report_main(argv: list[str]) -> int:
     return 0
 
 
-def summary_json(analysis: Analysis) -> str:
-    return json.dumps(analysis.summary, indent=1) + "\n"
-
-
 def run_limited(argv: list[str]) -> int:
     """Call `main` under limits of memory and computing time, and return its exit code."""
-    # Files of any size or content then neither fill the memory nor keep this process busy for ever.
 
     def stop_computing(number: int, frame: FrameType | None) -> NoReturn:
         raise UserError(f"more than {CPU_LIMIT_SECONDS} s of computing {WOULD}")
 
-    # A file that fills the memory must not make the kernel kill other programs of the user.
+    # A run's files may be hostile. A file that fills the memory must not make the kernel kill other
+    # programs of the user, and no file may keep this process busy for ever.
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     # The kernel sends SIGXCPU at the first limit, and kills the process at the second.
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_SECONDS, CPU_LIMIT_SECONDS + 10))

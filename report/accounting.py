@@ -1,4 +1,7 @@
-"""Account for the wall time: each second of a rank belongs to one category; the rest is the gap."""
+"""Account for the wall time of a run: each second of a rank belongs to one category or to the gap.
+
+analysis.py calls `account`. measure.py, which measures steps, does not use this module.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from report.read import BETWEEN, RankRecord, RunRecord
 
 @dataclass(frozen=True)
 class RankTime:
-    """One rank in one attempt. `seconds` has all categories; `gap` is the wall time beyond them."""
+    """The time of a rank in an attempt. `seconds` has all categories; `gap` is the other time."""
 
     attempt: int
     host: str
@@ -27,10 +30,10 @@ class RankTime:
 
 @dataclass(frozen=True)
 class Accounting:
-    """`seconds`: mean over ranks; both `seconds` and `wall` are summed over attempts."""
+    """The wall time of a run, summed over its attempts."""
 
     ranks: list[RankTime]
-    seconds: dict[str, float]
+    seconds: dict[str, float]  # by category: the mean over the ranks of an attempt
     wall: float
 
     @property
@@ -63,7 +66,7 @@ def account(run: RunRecord) -> Accounting:
             spent[BETWEEN] += wait
             spent["sync_exposed"] -= wait
             times.append(RankTime(attempt, record.host, record.rank, spent, attempt_wall))
-        # Of a rank that never reached the loop, all time that its guard saw is start and stop.
+        # If a rank never reached the loop, all time that its guard saw is start and stop.
         started = {time.rank for time in times}
         for (host, exit_attempt), entry in sorted(run.exits.items(), key=str):
             guard_seconds = seconds_of_guard(entry)
@@ -110,20 +113,20 @@ def seconds_of_guard(entry: GuardEnd) -> float | None:
 
 
 def rank_seconds(run: RunRecord, record: RankRecord) -> dict[str, float]:
-    """Return the seconds of all categories of one rank in one attempt."""
-    # `start_stop` is measured by the clock of the rank's machine: from the guard's start to the
-    # beginning of the loop, and from the end of the loop to the guard's exit. A rank that died
-    # leaves no end: the time from its last line to the guard's exit belongs to the gap, unless the
-    # rank was stalled and had recorded in which category.
+    """Return the seconds of all categories of a rank in an attempt."""
     seconds = {category: record.seconds.get(category, 0.0) for category in CATEGORIES}
-    began, loop = record.start.mono_process, record.start.mono
-    if began is not None and loop is not None:
-        seconds["start_stop"] += max(0.0, loop - began)
-    end = record.end.mono
+    # `start_stop` is the time from the process's start to the beginning of the loop, and from the
+    # end of the loop to the guard's exit, by the clock of the rank's machine.
+    process_start, loop_start = record.start.mono_process, record.start.mono
+    if process_start is not None and loop_start is not None:
+        seconds["start_stop"] += max(0.0, loop_start - process_start)
+    loop_end = record.end.mono
     exit_time = run.exits.get((record.host, record.attempt), GuardEnd()).mono_end
-    if end is not None and exit_time is not None:
-        seconds["start_stop"] += max(0.0, exit_time - end)
+    if loop_end is not None and exit_time is not None:
+        seconds["start_stop"] += max(0.0, exit_time - loop_end)
+    # A rank that died wrote no end. The time from its last line to the guard's exit belongs to the
+    # gap, unless the rank was stalled and had recorded in which category.
     stalled = record.stall.category
-    if stalled is not None and exit_time is not None and loop is not None:
-        seconds[stalled] += max(0.0, exit_time - loop - sum(record.seconds.values()))
+    if stalled is not None and exit_time is not None and loop_start is not None:
+        seconds[stalled] += max(0.0, exit_time - loop_start - sum(record.seconds.values()))
     return seconds

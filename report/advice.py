@@ -1,8 +1,8 @@
-"""Advise what to change, and predict what that gives.
+"""Advise what to change after a run, and predict the speed that each change gives.
 
-All predictions use one model: a step is the sum of its parts (Situation), each remedy changes one
-part, and remedies of different parts add up. Nothing is predicted that the run did not measure.
-bench/verdict.md explains the formulas (formulas.py).
+A step is modelled as the sum of its parts (Situation). Each remedy changes one part, so that
+remedies of different parts add up. No part is predicted that the run did not measure. analysis.py
+calls `advise`; bench/verdict.md explains the formulas (formulas.py).
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from contract import prices, strategies, verbs
 from contract.split import weights_of
 from contract.text import size
 from report import formulas
-from report.bottleneck import find_slow_link, has_straggler, late_hosts, step_shares
+from report.bottleneck import find_slow_link, late_hosts, step_shares
 from report.figures import CORES, CPU
-from report.measure import Step, machine_speeds, slowest
+from report.measure import Step, find_slowest_rank, machine_speeds
 from report.reading import CACHE, LARGE_PIXELS, SHRUNK, Reading, gradient_bytes, reading_of
 from report.usage import ResourceUsage
 
-# Smaller predicted gains are within the noise of a measurement.
-WORTH = 1.03
-# The model ignores saving, and work between epochs, below this fraction of the time.
-SAVING = 0.1
+# A smaller factor of speed is within the noise of a measurement, so the remedy is not listed.
+MIN_GAIN = 1.03
+# The model ignores saving, and work between epochs, below this fraction of training time.
+MIN_EXTRA_SHARE = 0.1
 # One core decodes 660 images/s of 500x375 JPEG and 1018/s of a copy with a short side of 256
 # (docs/report.md).
 SMALL_COPY_DECODES = 1018 / 660
 # An image of that copy has 27 KB instead of 65 KB.
 SMALL_COPY_READS = 65 / 27
-LINKS = ((2500, "2.5 Gbit/s"), (10000, "10 Gbit/s"))  # that can be bought, in Mbit/s
+FASTER_LINKS = ((2500, "2.5 Gbit/s"), (10000, "10 Gbit/s"))  # that can be bought, in Mbit/s
+MIN_LINK_GAIN = 1.5  # a link that carries less than this many times the achieved rate gains little
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ class Situation:
     """The mean step as its parts, in seconds."""
 
     images: float
-    work: float
-    # If training waits for the loader, its time for the images of a step, and `data` is 0; else it
-    # is 0, and `data` is the wait.
+    work: float  # of a rank, without `data`
+    # If the loader is the bottleneck, `loader` is its time for the images of a step, and `data` is
+    # 0. Otherwise `loader` is 0, and `data` is the wait for images.
     data: float
     loader: float
     network: float
@@ -52,7 +53,7 @@ class Situation:
 
     @property
     def seconds(self) -> float:
-        # Loader processes work while the ranks train, so the longer of both counts.
+        # Loader processes work while the ranks train, so only the longer time counts.
         step = max(self.work + self.data + self.network + self.peers, self.loader)
         return step + self.saving + self.rank_work
 
@@ -61,7 +62,7 @@ class Situation:
         return self.images / self.seconds
 
 
-Change = Callable[[Situation], Situation]
+Change = Callable[[Situation], Situation]  # what a remedy makes of the step
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,10 @@ class Remedy:
     step_part: str
     predicted: float
     apply: Change | None = None
-    # make's variables and the trainer's options that a user types for it.
+    # A user types these variables of make and options of the trainer to apply the remedy.
     words: dict[str, object] = field(default_factory=dict)
     args: tuple[str, ...] = ()
-    money: bool = False  # True if it costs some
+    money: bool = False  # True if the remedy costs money
 
 
 @dataclass(frozen=True)
@@ -85,11 +86,11 @@ class Advice:
 
     images_per_second: float  # of the run, by the same model
     remedies: tuple[Remedy, ...] = ()
-    counted: tuple[str, ...] = ()  # what the model counts besides steps
-    combined: Remedy | None = None  # the best free remedies of several parts, together
+    counted: tuple[str, ...] = ()  # names of the time that the model counts besides steps
+    combined: Remedy | None = None  # the best free remedy of each part, all at once
 
 
-NONE = Advice(0.0)
+NO_ADVICE = Advice(0.0)
 
 
 @dataclass(frozen=True)
@@ -122,16 +123,17 @@ class Case:
         args: tuple[str, ...] = (),
         money: bool = False,
     ) -> Remedy:
+        """Return the remedy with the speed that its change gives in this case."""
         predicted = apply(self.situation).images_per_second
         return Remedy(change, step_part, predicted, apply, words or {}, args, money)
 
 
 Adviser = Callable[[Case], "list[Remedy]"]
-ADVISERS: list[tuple[Adviser, bool]] = []  # with True if it is about several machines
+ADVISERS: list[tuple[Adviser, bool]] = []  # with True if the adviser needs several machines
 
 
 def adviser(several_machines: bool) -> Callable[[Adviser], Adviser]:
-    """Register a function that returns its remedies, or none if they do not fit the case."""
+    """Register a function that returns remedies, or [] if its remedies do not fit the case."""
 
     def register(advise_on: Adviser) -> Adviser:
         ADVISERS.append((advise_on, several_machines))
@@ -147,21 +149,21 @@ def advise(
     evidence: ResourceUsage,
     options: Mapping[str, object] = MappingProxyType({}),
 ) -> Advice:
-    """Return the remedies that gain enough. `cause`: the bottleneck; see Case for the others."""
+    """Return the remedies that gain enough. `cause`: the bottleneck; Case has all arguments."""
     # Without steps or counted images there is no speed to compare with.
     if step is None or step.seconds <= 0 or not step.images:
-        return NONE
-    late, shares = cause.startswith("data"), step_shares(step)
+        return NO_ADVICE
+    loader_is_late, shares = cause.startswith("data"), step_shares(step)
     situation = Situation(
         images=step.images,
         work=step.work - step.data,
-        data=0.0 if late else step.data,
-        loader=step.seconds if late else 0.0,
+        data=0.0 if loader_is_late else step.data,
+        loader=step.seconds if loader_is_late else 0.0,
         network=step.network,
-        # If the images of one machine are late, the others wait for it, not for slow work.
-        peers=0.0 if late and step.peers > step.data else step.peers,
-        saving=step.checkpoint if shares["checkpoint"] >= SAVING else 0.0,
-        rank_work=step.rank_work if shares["rank_work"] >= SAVING else 0.0,
+        # If one machine waits for images, the other machines' waits for it are part of `loader`.
+        peers=0.0 if loader_is_late and step.peers > step.data else step.peers,
+        saving=step.checkpoint if shares["checkpoint"] >= MIN_EXTRA_SHARE else 0.0,
+        rank_work=step.rank_work if shares["rank_work"] >= MIN_EXTRA_SHARE else 0.0,
     )
     case = Case(step, situation, cause, start, evidence, options)
     is_cluster = step.world > 1 and not step.shared_machine
@@ -170,10 +172,10 @@ def advise(
         for advise_on, several_machines in ADVISERS
         if is_cluster or not several_machines
         for remedy in advise_on(case)
-        if remedy.predicted > WORTH * situation.images_per_second
+        if remedy.predicted > MIN_GAIN * situation.images_per_second
     ]
     if not step.program.adjustable:
-        # A program without these options; NODES is the launcher's.
+        # Such a program lacks the trainer's options. NODES is an option of the launcher.
         remedies = [
             replace(r, words={n: v for n, v in r.words.items() if n == "NODES"}, args=())
             for r in remedies
@@ -187,12 +189,13 @@ def advise(
 
 
 def combine_remedies(remedies: list[Remedy], situation: Situation) -> Remedy | None:
-    """Combine the best free remedy of each part; None if that gains little over a single one."""
-    best: dict[str, int] = {}  # index by part
+    """Combine the best free remedy of each part of the step. Return None if the combination gains
+    little over its best remedy. `remedies` are sorted by their gain."""
+    best_indices: dict[str, int] = {}  # by part
     for index, remedy in enumerate(remedies):
         if remedy.apply is not None and not remedy.money:
-            best.setdefault(remedy.step_part, index)
-    chosen = [remedies[index] for index in best.values()]
+            best_indices.setdefault(remedy.step_part, index)
+    chosen = [remedies[index] for index in best_indices.values()]
     words: dict[str, object] = {}
     args: tuple[str, ...] = ()
     for remedy in chosen:
@@ -201,28 +204,29 @@ def combine_remedies(remedies: list[Remedy], situation: Situation) -> Remedy | N
         words.update(remedy.words)
         args += remedy.args
     single = max((remedy.predicted for remedy in chosen), default=0.0)
-    if len(chosen) < 2 or situation.images_per_second < WORTH * single:
+    if len(chosen) < 2 or situation.images_per_second < MIN_GAIN * single:
         return None
     # A command that makes only some of the changes would not reach the prediction.
     if not all(remedy.words or remedy.args for remedy in chosen):
         words, args = {}, ()
-    numbers = [str(index + 1) for index in best.values()]
+    # The list of remedies in the report is numbered from 1.
+    numbers = [str(index + 1) for index in best_indices.values()]
     change = f"{', '.join(numbers[:-1])} and {numbers[-1]} together"
     return Remedy(change, "", situation.images_per_second, words=words, args=args)
 
 
-def becoming(**seconds: float) -> Change:
-    """Return a change that gives parts of a step other times."""
+def set_seconds(**seconds: float) -> Change:
+    """Return a change that sets the seconds of parts of a step."""
     return lambda situation: replace(situation, **seconds)
 
 
 def calibrate(step: Step, wait: float) -> float:
-    """Scale a wait by formula by the measured wait over the formula's wait for this run."""
-    # They differ because the rate behind the formula is bounded by what the link can carry.
+    """Correct a wait that a formula gave by the formula's error for the run itself."""
+    # The formula errs because its rate is at most what the link can carry (achieved_rate).
     if step.strategy is None or not step.rate:
         return wait
-    formula = step.wait(step.strategy, step.nodes, step.rate)
-    return wait * step.network / formula if formula else wait
+    own_wait = step.wait(step.strategy, step.nodes, step.rate)
+    return wait * step.network / own_wait if own_wait else wait
 
 
 @adviser(several_machines=True)
@@ -234,29 +238,28 @@ def advise_on_exchange(case: Case) -> list[Remedy]:
     remedies: list[Remedy] = []
     if step.rate and not step.one_machine:
         remedies += recommend_strategy(case, step.rate)
-        for mbit, name in LINKS:
+        for mbit, name in FASTER_LINKS:
             rate = formulas.goodput(mbit)
-            # A link that the run nearly reached already is not worth its price.
-            if rate > 1.5 * step.rate:
-                faster = becoming(
-                    network=calibrate(step, step.wait(step.strategy, step.nodes, rate))
-                )
+            if rate > MIN_LINK_GAIN * step.rate:
+                wait = calibrate(step, step.wait(step.strategy, step.nodes, rate))
                 change = f"network cards and switch of {name}"
+                faster = set_seconds(network=wait)
                 remedies.append(case.propose(change, "network", faster, money=True))
-    # The last bucket is never hidden behind backward (formulas.exposed).
-    bucket = min(1.0, step.payload.bucket / step.payload.bytes)
-    hidden = step.backward * (1 - bucket)
+    last_bucket = formulas.last_bucket(step.payload)
+    hidden = step.backward * (1 - last_bucket)
 
     def double_batch(situation: Situation) -> Situation:
-        """Double all but the exchange. If that takes longer than backward, twice as much of it is
-        hidden, except the last bucket's part."""
+        """Double all parts of a step except the exchange, which sends as many bytes as before."""
         network = situation.network
-        if network > step.backward * bucket:
-            network = max(network - hidden, (network + hidden) * bucket)
+        # Backward then takes twice as long, and hides `hidden` seconds more of the exchange. The
+        # transfer of the last bucket is never hidden (formulas.exposed). A shorter wait is that
+        # transfer only, and stays.
+        if network > step.backward * last_bucket:
+            network = max(network - hidden, (network + hidden) * last_bucket)
         doubled = {name: 2 * value for name, value in vars(situation).items()}
         return Situation(**{**doubled, "network": network})
 
-    # Steps that a script did not describe are counted from their samples.
+    # A script may not record its batch; its steps have counted images.
     batch = round((case.start.global_batch or step.images) / step.nodes)
     change = f"{step.program.phrases.batch}: half as many exchanges"
     remedies.append(case.propose(change, "batch", double_batch, words={"BATCH": 2 * batch}))
@@ -264,28 +267,29 @@ def advise_on_exchange(case: Case) -> list[Remedy]:
 
 
 def recommend_strategy(case: Case, rate: float) -> list[Remedy]:
-    """Recommend the most exact safe strategy whose time is within 5 % of the fastest."""
-    # The time is that of a run of the same length, with its warm-up; if this run was all warm-up,
-    # of the steps after it. Returns nothing if the run used that strategy. A label's length is only
-    # printed, because the next run may be longer.
+    """Recommend the most exact safe strategy whose time is within 5 % of the fastest. Return [] if
+    the run used that strategy. `rate`: bytes per second of the link."""
     step, family = case.step, case.step.family
     without_network = step.seconds - step.network
+    # A strategy's time is its mean step in a run of the same length, warm-up included. If this run
+    # was all warm-up, only the steps after a warm-up count.
     phases = step.phases
-    exact = calibrate(step, step.wait(strategies.parse(strategies.EXACT), step.nodes, rate))
+    exact_wait = calibrate(step, step.wait(strategies.parse(strategies.EXACT), step.nodes, rate))
     if step.pending is not None:
-        phases, exact = replace(step.phases, warmup=0), 0.0
+        phases, exact_wait = replace(step.phases, warmup=0), 0.0
+    # A strategy that is safe only in long runs is compared, too, because the next run may be
+    # longer. The label below then names the necessary length.
     seconds = {
         strategy: phases.mean(
             strategy,
             without_network + calibrate(step, step.wait(strategy, step.nodes, rate)),
-            without_network + exact,
+            without_network + exact_wait,
         )
         for strategy in strategies.usual()
         if prices.is_acceptable(strategy, family or prices.SGD)
     }
     best = prices.most_exact(seconds, lambda strategy: strategy)
     fastest = min(seconds, key=seconds.__getitem__)
-    # The run has the recommended strategy already.
     if best == step.strategy:
         return []
     phrase = step.program.phrases.sync.replace("{}", best.spec)
@@ -295,17 +299,17 @@ def recommend_strategy(case: Case, rate: float) -> list[Remedy]:
         phrase += f" {step.program.phrases.warmed_up}"
         args = ("--sync_warmup", "0")
     label = prices.label_of(best, family or prices.SGD)
-    if not prices.is_acceptable(best, family or prices.SGD, step.length):
+    if not prices.is_acceptable(best, family or prices.SGD, step.planned_steps):
         label += f" in runs of {prices.measured_steps():,} steps or more"
     # A script does not record its optimizer, so its user has to know about Adam.
     if family is None and not prices.is_acceptable(best, prices.ADAM):
         label += f" with SGD; with Adam {prices.with_adam(best)}"
-    # A user who sees a faster one in the plan should know why it is not recommended.
+    # A user who sees a faster strategy in the plan should know why it is not recommended.
     if fastest != best:
         label += f"; {fastest.spec} is less exact, and saves at most 5 % of the time"
     change = f"{phrase}: {best.rule.text} (accuracy: {label})"
-    wait = becoming(network=seconds[best] - without_network)
-    return [case.propose(change, "network", wait, words={"SYNC": best.spec}, args=args)]
+    apply = set_seconds(network=seconds[best] - without_network)
+    return [case.propose(change, "network", apply, words={"SYNC": best.spec}, args=args)]
 
 
 @adviser(several_machines=True)
@@ -314,10 +318,10 @@ def advise_link_repair(case: Case) -> list[Remedy]:
     step, link = case.step, find_slow_link(case.evidence.networks)
     if link is None or step.strategy is None:
         return []
-    # With the link repaired, all machines send at the rate of the others.
+    # With the link repaired, all machines send at the rate of the other machines.
     wait = step.wait(step.strategy, step.nodes, link.others_rate)
     change = f"repair the link of {link.host} (cable, port of the switch, card)"
-    return [case.propose(change, "network", becoming(network=min(wait, step.network)))]
+    return [case.propose(change, "network", set_seconds(network=min(wait, step.network)))]
 
 
 @adviser(several_machines=True)
@@ -326,22 +330,24 @@ def advise_fewer_machines(case: Case) -> list[Remedy]:
     step = case.step
     if not step.rate or step.strategy is None:
         return []
-    speeds = {}
+    speeds = {}  # by the number of machines
     for nodes in range(1, step.nodes):
         world = max(1, round(step.world * nodes / step.nodes))
         wait = calibrate(step, step.wait(step.strategy, nodes, step.rate)) if nodes > 1 else 0.0
         images = case.situation.images * world / step.world
-        # The fewer machines are taken to be equally fast, so none waits for another.
+        # The prediction assumes equally fast machines, which do not wait for each other.
         fewer = replace(case.situation, images=images, network=wait, peers=0.0)
         speeds[nodes] = fewer.images_per_second
     if not speeds:
         return []
+    # Among equally fast numbers of machines, take the largest.
     nodes = max(speeds, key=lambda nodes: (speeds[nodes], nodes))
     name = "one machine alone" if nodes == 1 else f"{nodes} machines"
     change = f"NODES={nodes}: {name} instead of {step.nodes}"
     return [Remedy(change, "", speeds[nodes], words={"NODES": nodes})]
 
 
+# Words for a straggler that a known cause slows down.
 REMEDY_TEXT = {
     "cpu_contention": "without the other programs",
     "memory_pressure": "with enough memory (see above)",
@@ -352,16 +358,18 @@ REMEDY_TEXT = {
 def advise_on_straggler(case: Case) -> list[Remedy]:
     """Advise to make the slowest machine as fast as the others, or to train without it."""
     step, situation = case.step, case.situation
-    slow = slowest(step)
+    slow = find_slowest_rank(step)
     host = slow.rank.host
-    if not has_straggler(step) or case.cause == "rank_work":
+    # A rank that works while the others wait has a machine as fast as the others.
+    if not slow.is_straggler or case.cause == "rank_work":
         return []
     remedies: list[Remedy] = []
+    # If images are late, advise_on_loading and advise_on_share have the remedies.
     if not case.cause.startswith("data"):
         repair = REMEDY_TEXT.get(case.cause, "repaired or upgraded")
-        equal = becoming(work=slow.median, data=0.0, peers=0.0)
+        equal = set_seconds(work=slow.median, data=0.0, peers=0.0)
         remedies.append(
-            case.propose(f"{slow.place} {repair}: as fast as the other ranks", "peers", equal)
+            case.propose(f"{slow.location} {repair}: as fast as the other ranks", "peers", equal)
         )
     other_ranks = [rank for rank in step.ranks if rank.host != host]
     world = step.world - (len(step.ranks) - len(other_ranks))
@@ -379,21 +387,22 @@ def advise_balance(case: Case) -> list[Remedy]:
     """Advise shares of the images in proportion to the machines' speeds."""
     step, speeds = case.step, machine_speeds(case.step)
     # These causes may be gone in the next run, and then the measured speeds are wrong.
-    passing = case.cause in ("cpu_contention", "rank_work") or case.cause.startswith("data")
+    may_pass = case.cause in ("cpu_contention", "rank_work") or case.cause.startswith("data")
     if (
         not step.program.adjustable
-        or passing
+        or may_pass
         or not len(speeds) == step.nodes > 1
+        # Without weights the speeds are nearly equal.
         or not weights_of(list(speeds.values()))
     ):
         return []
     change, words = "BALANCE=auto", {"BALANCE": "auto"}
     if case.options and case.options.get("balance", "auto") == "auto":
-        # That run could not know these speeds yet; the next one does.
-        change, words = "start it again", {}
-    change += f": each machine's {step.samples} in proportion to its speed in this run"
+        # This run could not know these speeds at its start, but the next run does.
+        change, words = "start the run again", {}
+    change += f": each machine gets {step.samples} in proportion to its speed in this run"
     work = case.situation.images / sum(speeds.values())
-    balanced = becoming(work=work, data=0.0, loader=0.0, peers=0.0)
+    balanced = set_seconds(work=work, data=0.0, loader=0.0, peers=0.0)
     return [case.propose(change, "peers", balanced, words=dict(words))]
 
 
@@ -407,13 +416,13 @@ def advise_on_loading(case: Case) -> list[Remedy]:
     # For a share, advise_on_share knows the bytes of an image.
     if case.is_large and cause != "data_share":
         factor = SMALL_COPY_DECODES if cause == "data_decode" else SMALL_COPY_READS
-        change = f"{case.small_copy} (taken to be 500x375 now)"
+        change = f"{case.small_copy} (assumed to be 500x375 now)"
         remedies.append(case.propose(change, "data", speed_up_loader(factor)))
     if cause == "data_decode":
         remedies += advise_more_loaders(case)
     if cause == "data_disk":
-        change = "an SSD instead of a hard disk, if the disk is one and the SSD is fast enough"
-        remedies.append(case.propose(change, "data", becoming(loader=0.0), money=True))
+        change = "an SSD, if the data is on a hard disk now and the SSD is fast enough"
+        remedies.append(case.propose(change, "data", set_seconds(loader=0.0), money=True))
     return remedies
 
 
@@ -422,18 +431,18 @@ def speed_up_loader(factor: float) -> Change:
 
 
 def advise_more_loaders(case: Case) -> list[Remedy]:
-    """Advise more loader processes if there are idle processors for them, or nothing is known."""
+    """Advise more loader processes if processors are idle, or if it is unknown whether they are."""
     step, workers, hosts = case.step, case.start.workers, late_hosts(case.step)
     machines = [use for use in case.evidence.machines if use.host in hosts]
     idle_cores = [use.maximum(CORES) * (1 - use.mean(CPU)) for use in machines]
-    # Without loader processes training itself loads, and `data` is all of that time.
+    # Without loader processes each rank loads its images itself, and `data` is all of that time.
     if workers == 0:
         added = min(4, int(min(idle_cores, default=1.0)))
         if not added:
             return []
         change = f"loader processes beside training (--workers {added})"
-        loader = becoming(loader=step.data / added)
-        return [case.propose(change, "data", loader, args=("--workers", f"{added}"))]
+        divided = set_seconds(loader=step.data / added)
+        return [case.propose(change, "data", divided, args=("--workers", f"{added}"))]
     # Twice as many loaders need as many idle processors again.
     if min(idle_cores, default=math.inf) < max(1.0, workers or 1.0):
         return []
@@ -445,45 +454,46 @@ def advise_more_loaders(case: Case) -> list[Remedy]:
 
 @adviser(several_machines=False)
 def advise_on_share(case: Case) -> list[Remedy]:
-    """Advise to send fewer bytes of images over the cables, if training waits for images of a share
-    or for the gradients on the same cables."""
+    """Advise to send fewer bytes of images over the cables. The advice fits if training waits for
+    images of a share, or for gradients on the same cables."""
     step = case.step
     reading = reading_of(step, case.evidence)
     if reading is None or case.cause not in ("data_share", "network"):
         return []
     image_words, sent = f"{size(reading.image_bytes)} each now", gradient_bytes(step)
-    # Training that waits for images waits for the machine that has them, not for other cables.
-    late = case.cause == "data_share"
-    measure = Reading.server_bytes if late else Reading.cable_bytes
-    carried = measure(reading, step.nodes, step.images, sent)
+    # For late images the cable of the share's machine counts, for late gradients the fullest cable.
+    images_are_late = case.cause == "data_share"
+    count_bytes = Reading.server_bytes if images_are_late else Reading.cable_bytes
+    current_bytes = count_bytes(reading, step.nodes, step.images, sent)
 
-    def fewer_bytes(change: str, image_bytes: float) -> Remedy:
+    def shrink_images(change: str, image_bytes: float) -> Remedy:
+        """Return the remedy by which an image has `image_bytes` on the cable."""
         smaller = replace(reading, image_bytes=image_bytes)
-        remaining = measure(smaller, step.nodes, step.images, sent) / carried
-        if late:
+        remaining = count_bytes(smaller, step.nodes, step.images, sent) / current_bytes
+        if images_are_late:
             loader = case.situation.loader * remaining
-            return case.propose(change, "data", becoming(loader=loader))
+            return case.propose(change, "data", set_seconds(loader=loader))
         wait = step.network
         if step.strategy is not None and step.rate:
             wait = calibrate(step, step.wait(step.strategy, step.nodes, step.rate / remaining))
-        return case.propose(change, "network", becoming(network=wait))
+        return case.propose(change, "network", set_seconds(network=wait))
 
     # After the first epoch each machine reads from its own disk.
     cache = (
         f"set {CACHE} in group_vars/all.yml: each machine then reads each {step.sample} from "
         "the share only once"
     )
-    remedies = [fewer_bytes(f"{cache} ({image_words})", 0)]
+    remedies = [shrink_images(f"{cache} ({image_words})", 0)]
     # Images that are small already would not shrink.
     if case.is_large and reading.image_bytes > SHRUNK:
         change = f"{case.small_copy}, {size(SHRUNK)} each ({image_words})"
-        remedies.append(fewer_bytes(change, SHRUNK))
-    if late:
+        remedies.append(shrink_images(change, SHRUNK))
+    if images_are_late:
         change = (
             f"{step.samples} on each machine's own disk instead of the share, if the disk is "
             "fast enough"
         )
-        remedies.append(fewer_bytes(change, 0))
+        remedies.append(shrink_images(change, 0))
     return remedies
 
 
@@ -494,20 +504,21 @@ def advise_on_saving(case: Case) -> list[Remedy]:
     saving = case.situation.saving
     if not saving:
         return []
-    chosen = options.get("checkpoint_every")
-    steps = chosen if isinstance(chosen, (int, float)) else 0
-    every = steps or case.start.steps_per_epoch
-    args = ("--checkpoint_every", f"{2 * every:.0f}") if every else ()
+    recorded = options.get("checkpoint_every")
+    # By default the trainer saves after each epoch.
+    chosen_steps = recorded if isinstance(recorded, (int, float)) else 0
+    interval = chosen_steps or case.start.steps_per_epoch
+    args = ("--checkpoint_every", f"{2 * interval:.0f}") if interval else ()
 
     def save_half_as_often(situation: Situation) -> Situation:
-        remaining = 1.0
-        if every and "checkpoint_every" in options:
-            # The trainer writes a file while it trains, and waits for it when it begins the next:
-            # each stall is shorter by the additional steps in between, too.
-            stall = every * saving
+        remaining = 1.0  # of the length of a stall
+        if interval and "checkpoint_every" in options:
+            # A stall of the trainer copies the state, and first waits until the previous file is
+            # written. With twice as many steps between two stalls, that wait is shorter, too.
+            stall = interval * saving
             copying = min(stall, step.least_save)
-            between = stall / situation.saving * (situation.seconds - situation.saving)
-            remaining = (copying + max(0.0, stall - copying - between)) / stall
+            added_steps = stall / situation.saving * (situation.seconds - situation.saving)
+            remaining = (copying + max(0.0, stall - copying - added_steps)) / stall
         return replace(situation, saving=situation.saving * remaining / 2)
 
     return [case.propose(step.program.phrases.saving, "saving", save_half_as_often, args=args)]
@@ -520,5 +531,5 @@ def advise_on_rank_work(case: Case) -> list[Remedy]:
     if not rank_work:
         return []
     change = "do the work of one rank between epochs on all ranks, or less often"
-    shared = becoming(rank_work=rank_work / case.step.world)
+    shared = set_seconds(rank_work=rank_work / case.step.world)
     return [case.propose(change, "rank_work", shared)]

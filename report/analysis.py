@@ -1,17 +1,20 @@
-"""Put together everything that is known about a run, once; the text and the page only show it."""
+"""Read and interpret a run: `analyse` calls all rules, and the text and the page show its result.
+
+The Analysis holds the content of summary.json, the verdict and the advice, and the figures from
+which run_view.py makes the report. compare.py uses it, too.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from msgspec import structs, to_builtins
 
 from boundary.run_files import AttemptRecord, FirstCause, RankStart
 from report import measure, progress
 from report.accounting import Accounting, account, attempt_numbers
-from report.advice import NONE, Advice, Remedy, advise
+from report.advice import NO_ADVICE, Advice, Remedy, advise
 from report.bottleneck import find_bottleneck
 from report.coverage import add_basis
 from report.files import Entry, last_of
@@ -22,33 +25,31 @@ from report.usage import MemoryUsage, ResourceUsage, Usage, gpu_joules, memory_u
 from report.verdict import UNTIMED, Verdict, explain, headline_of
 from report.windows import Points
 
-LAST_LINES = 12
-
-
-# It grows if a stable field of summary.json (docs/run-directory.md) changes its meaning or goes.
+LAST_LINES = 12  # of a failed rank's log
+# Grows if a stable field of summary.json (docs/run-directory.md) disappears or changes its meaning.
 SUMMARY_VERSION = 1
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """One run, understood. `summary` is the content of summary.json."""
+    """The records of a run, and all conclusions from them."""
 
     run: RunRecord
-    summary: Entry
+    summary: Entry  # the content of summary.json
     start: RankStart  # the first of the longest attempt
     accounting: Accounting
     step: Step | None
     verdict: Verdict | None  # None if the run was too short
     failure: str | None  # the sentence before the verdict if the run did not finish
-    to_resume: str | None  # how to continue it then
-    silent_ranks: list[str]  # where silent ranks were then, a line for each place
-    too_short: TooShort | None  # instead of the verdict
+    to_resume: str | None  # how to continue a run that did not finish
+    silent_ranks: list[str]  # a line for each place where ranks of such a run were silent
+    too_short: TooShort | None  # instead of the verdict of a run that is too short
     advice: Advice
     uses: ResourceUsage  # of all attempts; no networks if all ranks are on one machine
     evidence: ResourceUsage  # of the attempt whose steps were measured
     memory: list[MemoryUsage]
     curve: list[progress.Epoch]
-    scalars: dict[str, Points]  # of a script, by seconds of the loop
+    scalars: dict[str, Points]  # of a script: name -> (seconds of the loop, value) pairs
     time_line: list[progress.TimePoint]
     spans: list[progress.Span]
     hundred_epochs: float | None  # seconds
@@ -71,18 +72,19 @@ def analyse(folder: Path) -> Analysis:
     evidence = uses.in_attempt(step.attempt if step else None)
     short = too_short(run, step, summary["epochs"])
     cause = "none" if short else find_bottleneck(step, evidence)
-    advice = NONE if short else advise(step, cause, start, evidence, run.plan.options or {})
+    advice = NO_ADVICE if short else advise(step, cause, start, evidence, run.plan.options or {})
     remedies = filter(None, (*advice.remedies, advice.combined))
     verdict = UNTIMED if run.untimed else None if short else explain(cause, step, evidence)
+    # These fields stay null in a run without a verdict.
     summary |= dict.fromkeys(("bottleneck_fraction", "runner_up", "undecided", "coverage"))
     if verdict and step:
-        verdict, basis = add_basis(verdict, run, step, evidence, cause)
-        summary |= basis
+        verdict, basis_fields = add_basis(verdict, run, step, evidence, cause)
+        summary |= basis_fields
     summary["bottleneck"] = cause
     summary["advice"] = [remedy_entry(run, remedy) for remedy in remedies]
     summary["tried"] = None if short else tried_advice(run, summary["images_per_second"])
     summary["predicted"] = to_builtins(start.decided.predicted)  # by `make plan`
-    # Energy and images of all attempts, since an earlier one may have trained most epochs.
+    # An earlier attempt may have trained most epochs, so energy and images are those of all.
     joules, images = gpu_joules(run, uses.gpus), measure.training_totals(run.ranks).images
     summary["gpu_joules"] = None if joules is None else round(joules)
     per_image = joules / images if joules is not None and images else None
@@ -114,7 +116,7 @@ def analyse(folder: Path) -> Analysis:
 
 
 def remedy_entry(run: RunRecord, remedy: Remedy) -> Entry:
-    """Return a remedy as it is in summary.json."""
+    """Return a remedy's object in summary.json."""
     line, trial = advised_lines(run, remedy.words, remedy.args)
     return {
         "change": remedy.change,
@@ -132,7 +134,7 @@ def summarise(
     start: RankStart,
     curve: list[progress.Epoch],
 ) -> Entry:
-    """Return summary.json without the conclusions (bottleneck, advice, predicted)."""
+    """Return the content of summary.json without the fields that `analyse` adds."""
     scores = [epoch.top1 for epoch in curve if epoch.top1 is not None]
     steps = max((max(r.steps.step) for r in run.ranks if len(r.steps)), default=0)
     per_epoch = start.steps_per_epoch
@@ -141,6 +143,7 @@ def summarise(
     if run.attempts:
         keys = ("nodes", "reason", "status", "wall_seconds", "resumed_samples", "first_cause")
         attempts = [{k: to_builtins(getattr(entry, k)) for k in keys} for entry in run.attempts]
+    # Only the launcher records attempts.
     else:
         attempts = [
             {"nodes": hosts_in_attempt(run, attempt), "reason": "started by hand"}
@@ -166,13 +169,13 @@ def summarise(
 
 
 def status_of(run: RunRecord) -> str:
-    """Return the status that the launcher recorded, or else the one that the ranks' last lines
-    imply, as for a run started by hand."""
+    """Return the status that the launcher recorded. If a run was started by hand, return the status
+    that the last lines of its ranks imply."""
     if run.status in ("finished", "failed", "stopped", "running"):
         return run.status
     newest = max((record.attempt for record in run.ranks), default=None)
     ends = [record.end.status for record in run.ranks if record.attempt == newest]
-    # All ranks must agree: a single one that died makes the run a failed one.
+    # All ranks must agree: a single rank that died makes the status `failed`.
     for status in ("finished", "stopped"):
         if ends and all(end == status for end in ends):
             return status
@@ -200,24 +203,28 @@ def world_size(run: RunRecord) -> int:
 
 
 def first_cause(run: RunRecord) -> Entry | None:
-    """Return why the last attempt failed, with the last lines of the rank's log."""
-
-    def with_log(cause: FirstCause) -> dict[str, Any]:
-        path = run.folder / "nodes" / str(cause.host) / f"rank{cause.rank}.log"
-        lines = cause.last_lines or last_of(path, 8192).splitlines()[-LAST_LINES:]
-        return structs.asdict(structs.replace(cause, last_lines=lines))
-
-    # A run that finished may have a cause, too: a rank that printed an exception at its end.
+    """Return why the last attempt failed, if a file says why, with the end of the rank's log."""
+    # In a run that finished, a rank may have printed an exception at the end of the last attempt.
     status = status_of(run)
     attempts = run.attempts[-1:] if status == "finished" else run.attempts
     causes = [entry.first_cause for entry in attempts if entry.first_cause is not None]
     if status == "running" or (status == "finished" and not causes):
         return None
-    if causes:
-        return with_log(causes[-1])
-    # Without a launcher, it is the first rank that failed.
-    failed = next((record for record in run.ranks if record.end.status == "failed"), None)
-    return with_log(FirstCause(host=failed.host, rank=failed.rank)) if failed else None
+    # Without a launcher, the first rank whose end is `failed` is the cause.
+    causes = (
+        causes
+        or [
+            FirstCause(host=record.host, rank=record.rank)
+            for record in run.ranks
+            if record.end.status == "failed"
+        ][:1]
+    )
+    if not causes:
+        return None
+    cause = causes[-1]
+    path = run.folder / "nodes" / str(cause.host) / f"rank{cause.rank}.log"
+    lines = cause.last_lines or last_of(path, 8192).splitlines()[-LAST_LINES:]
+    return structs.asdict(structs.replace(cause, last_lines=lines))
 
 
 def missing_notes(run: RunRecord, gpus: list[Usage], step: Step | None) -> list[str]:
@@ -231,8 +238,9 @@ def missing_notes(run: RunRecord, gpus: list[Usage], step: Step | None) -> list[
             absent = sorted(set(range(world)) - present)
             notes.append(
                 f"Attempt {attempt}: no timings of rank {', '.join(map(str, absent))}; "
-                "the means are over the others."
+                "the means are over the other ranks."
             )
+
     if any(record.is_uncounted for record in run.ranks):
         notes.append(
             "The speed is unknown, because the number of samples in a batch is unknown. End "

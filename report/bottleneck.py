@@ -1,18 +1,18 @@
 """Decide what slows down training, by rules on measurements only.
 
-GPU utilisation is not used: it is 100 % while NCCL waits. docs/report.md explains each threshold.
+analysis.py calls `find_bottleneck`; verdict.py explains its result. No rule uses the utilisation of
+a GPU, which is 100 % while NCCL waits. docs/report.md explains each threshold.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from contract.records import COMPUTE, of_kind
 from report import figures
-from report.measure import Step, slowest
+from report.measure import Step, find_slowest_rank
 from report.usage import DiskUsage, NetworkUsage, ResourceUsage, Usage
 from report.wait_rules import find_cause, most_in_excess
 
@@ -27,12 +27,13 @@ SHARE_READS, SHARE_READS_BY_LOADERS = 0.5e6, 0.02e6
 # kernel does not record that wait, the fraction of memory in use.
 SWAPPED, PRESSED, MEMORY_FULL = 0.5e6, 0.03, 0.9
 # Other programs make a rank slow if its longer waiting for a processor explains this fraction of
-# its delay, and they keep this fraction of the processors busy.
-EXPLAINED, OTHERS = 0.6, 0.2
+# its delay, and the other programs keep this fraction of the processors busy.
+EXPLAINED_DELAY, BUSY_BY_OTHERS = 0.6, 0.2
 
 
 def step_shares(step: Step) -> dict[str, float]:
-    """Return the fraction of training time (steps and saving) of each possible bottleneck."""
+    """Return the fraction of training time of each possible bottleneck. Training time has steps,
+    saving and work between epochs."""
     seconds = {
         "data": step.data,
         "h2d": step.h2d,
@@ -42,29 +43,28 @@ def step_shares(step: Step) -> dict[str, float]:
         "checkpoint": step.checkpoint,
         "rank_work": step.rank_work,
     }
-    total = step.training
+    total = step.training_seconds
     return {name: value / total if total > 0 else 0.0 for name, value in seconds.items()}
 
 
 def find_bottleneck(step: Step | None, evidence: ResourceUsage) -> str:
-    """Return the value of `bottleneck` in summary.json."""
-    # `unknown` means that no step was measured, `none` that several causes share the time.
+    """Return the value of `bottleneck` in summary.json: `unknown` if no step was measured, `none`
+    if several causes share the time."""
     if step is None:
         return "unknown"
-    # Swapping slows down any part of a step, so it comes first.
+    # Swapping slows down any part of a step, so this rule comes first.
     if swapping_machines(evidence):
         return "memory_pressure"
-    slower = has_straggler(step)
+    slower = find_slowest_rank(step).is_straggler
     crowded = most_oversubscribed(evidence) is not None
     cause = find_cause(step_shares(step), slower, step.late_by, crowded, step.one_machine)
     return cause_of(cause, step, evidence) if cause else "none"
 
 
 def cause_of(wait: str, step: Step, evidence: ResourceUsage) -> str:
-    """Return the cause of a wait of `step_shares`, if it is known, else the wait."""
-    slower = has_straggler(step)
+    """Return the cause of a wait of `step_shares`, or the wait itself if no cause is known."""
     # Without one slow rank the ranks take turns, and no machine is the cause.
-    if wait == "straggler" and slower:
+    if wait == "straggler" and find_slowest_rank(step).is_straggler:
         return straggler_cause(step, evidence)
     if wait == "data" or (wait == "straggler" and step.late_by == "data"):
         return data_cause(evidence, late_hosts(step))
@@ -74,29 +74,24 @@ def cause_of(wait: str, step: Step, evidence: ResourceUsage) -> str:
 
 
 def last_rank_causes(step: Step, evidence: ResourceUsage) -> dict[str, tuple[str, float]]:
-    """Return the waits, and the computing, of the last rank of a step: their cause and seconds. The
-    delay of one slow rank is separate from the computing of all."""
-    spent, slow, computing = step.last_rank, slowest(step), of_kind(COMPUTE)
+    """Map each wait of the last rank of a step, and its computing, to their cause and seconds."""
+    spent, slow, computing = step.last_rank, find_slowest_rank(step), of_kind(COMPUTE)
     compute = sum(spent[name] for name in computing)
-    late = slow.is_straggler and slow_category(step) in computing
-    delay = min(compute, slow.delay) if late else 0.0
-    parts = {"data": spent["data"], "h2d": spent["h2d"], "network": spent["sync_exposed"]}
-    parts |= {"straggler": delay, "rank_work": spent["other"], "compute": compute - delay}
-    causes = {wait: cause_of(wait, step, evidence) for wait in parts}
+    # If one rank computes slowly, its delay is no computing that all ranks need.
+    computes_slowly = slow.is_straggler and slow_category(step) in computing
+    delay = min(compute, slow.delay) if computes_slowly else 0.0
+    waits = {"data": spent["data"], "h2d": spent["h2d"], "network": spent["sync_exposed"]}
+    waits |= {"straggler": delay, "rank_work": spent["other"], "compute": compute - delay}
+    causes = {wait: cause_of(wait, step, evidence) for wait in waits}
     if most_oversubscribed(evidence):
         causes["compute"] = "cpu_oversubscribed"
-    return {wait: (causes[wait], value) for wait, value in parts.items()}
+    return {wait: (causes[wait], value) for wait, value in waits.items()}
 
 
 def most_oversubscribed(evidence: ResourceUsage) -> Usage | None:
     """Return the machine whose processors are most oversubscribed, if any is."""
     full = [use for use in evidence.machines if use.is_oversubscribed]
     return max(full, key=lambda use: use.mean(figures.QUEUED), default=None)
-
-
-def has_straggler(step: Step) -> bool:
-    """Return True if the slowest rank needs much longer for a step than the others."""
-    return slowest(step).is_straggler
 
 
 def swapping_machines(evidence: ResourceUsage) -> list[Usage]:
@@ -124,11 +119,11 @@ def late_hosts(step: Step) -> set[str]:
 
 
 def data_cause(evidence: ResourceUsage, hosts: set[str]) -> str:
-    """Return why the loader is late on these machines."""
+    """Return why the loader is late on `hosts`: `data_decode`, `data_share` or `data_disk`."""
     loaders = busiest_loaders(evidence, hosts)
     if loaders and loaders.mean(figures.LOADERS_BUSY) >= DECODES:
         return "data_decode"
-    # A run without loader processes, or one recorded before they were, shows only what was read.
+    # Without records of loader processes, only many bytes show that images come from a share.
     least = SHARE_READS_BY_LOADERS if loaders else SHARE_READS
     disk = data_disk(evidence.disks, hosts)
     disk_rate = disk.mean(figures.DISK_READ) if disk else 0.0
@@ -150,22 +145,22 @@ def busiest_loaders(evidence: ResourceUsage, hosts: set[str]) -> Usage | None:
 
 
 def data_disk(disks: Sequence[DiskUsage], hosts: set[str]) -> DiskUsage | None:
-    """Return the busiest disk of `hosts` that holds the data."""
-    # If no record says which disk holds the data, that is the busiest disk that was read.
+    """Return the busiest disk of `hosts` that holds the data; None if there is none."""
     local = [use for use in disks if use.host in hosts]
     # Disks that do not hold the data are busy for other reasons.
     holding = [use for use in local if use.holds_data]
-    used = [use for use in local if use.holds_data is None and use.mean(figures.DISK_READ) > 0]
-    return max(holding or used, key=lambda use: use.mean(figures.DISK_BUSY), default=None)
+    # If no record says which disk holds the data, any disk that was read may be that disk.
+    possible = [use for use in local if use.holds_data is None and use.mean(figures.DISK_READ) > 0]
+    return max(holding or possible, key=lambda use: use.mean(figures.DISK_BUSY), default=None)
 
 
 def straggler_cause(step: Step, evidence: ResourceUsage) -> str:
     """Return why one rank is slower than the others: other programs, its data, or itself."""
-    slow = slowest(step)
+    slow = find_slowest_rank(step)
     waits, use = excess_queueing(step, evidence), evidence.machine(slow.rank.host)
-    # Older records do not say who used the processors: then the longer waiting is enough.
-    contended = use is not None and (use.others_busy is None or use.others_busy >= OTHERS)
-    if contended and waits is not None and waits >= EXPLAINED * slow.delay:
+    # Older records do not say who used the processors. Then the longer waiting is enough.
+    contended = use is not None and (use.others_busy is None or use.others_busy >= BUSY_BY_OTHERS)
+    if contended and waits is not None and waits >= EXPLAINED_DELAY * slow.delay:
         return "cpu_contention"
     category = slow_category(step)
     if category == "data":
@@ -175,9 +170,9 @@ def straggler_cause(step: Step, evidence: ResourceUsage) -> str:
 
 
 def excess_queueing(step: Step, evidence: ResourceUsage) -> float | None:
-    """Return the seconds per step that the slowest machine's threads wait longer for a processor.
-    Compared with the median of the other machines; None if that was not recorded."""
-    host = slowest(step).rank.host
+    """Return how many seconds per step the slowest machine's threads wait longer for a processor
+    than the median of the other machines. Return None if the waits were not recorded."""
+    host = find_slowest_rank(step).rank.host
     waited = {
         use.host: use.mean(figures.WAITED) for use in evidence.machines if use.knows(figures.WAITED)
     }
@@ -189,18 +184,8 @@ def excess_queueing(step: Step, evidence: ResourceUsage) -> float | None:
 
 def slow_category(step: Step) -> str:
     """Return the category by which the slowest rank most exceeds the mean of all."""
-    return most_in_excess(slowest(step).rank.seconds, [rank.seconds for rank in step.ranks])
-
-
-@dataclass(frozen=True)
-class PeerLink:
-    """The traffic from one machine to another during the loop. `rate`: bytes per second while the
-    sender had data and the receiver had room for it."""
-
-    sender: str
-    receiver: str
-    sent: float
-    rate: float
+    slowest_rank = find_slowest_rank(step).rank
+    return most_in_excess(slowest_rank.seconds, [rank.seconds for rank in step.ranks])
 
 
 class SlowLink(NamedTuple):
@@ -208,35 +193,30 @@ class SlowLink(NamedTuple):
 
     host: str
     rate: float
-    others_rate: float
+    others_rate: float  # the median of the other machines' best links
 
 
 LINK_BYTES = 4e6  # a link that carried less is not judged
-SLOW_LINK = 0.5  # of the other machines' rate
-
-
-def peer_links(networks: Sequence[NetworkUsage]) -> list[PeerLink]:
-    """Return the links between machines that recorded their peers."""
-    hosts = {traffic.source: use.host for use in networks for traffic in use.sent_to.values()}
-    return [
-        PeerLink(use.host, hosts[peer], traffic.sent, traffic.sent / traffic.busy)
-        for use in networks
-        for peer, traffic in use.sent_to.items()
-        if hosts.get(peer, use.host) != use.host and traffic.sent >= LINK_BYTES and traffic.busy > 0
-    ]
+SLOW_LINK = 0.5  # a slower link reaches less than this fraction of the other machines' rate
 
 
 def find_slow_link(networks: Sequence[NetworkUsage]) -> SlowLink | None:
-    """Find a machine that neither sends nor receives fast while the others do. Needs three."""
-    best: dict[str, float] = {}
-    for link in peer_links(networks):
-        for host in (link.sender, link.receiver):
-            best[host] = max(best.get(host, 0.0), link.rate)
-    # Of two machines that share one link nobody can say whose end is slow.
-    if len(best) < 3:
+    """Find a machine that neither sends nor receives fast while the other machines do."""
+    # A machine records its peers by their addresses, and its own address as `source`.
+    hosts = {traffic.source: use.host for use in networks for traffic in use.sent_to.values()}
+    best_rates: dict[str, float] = {}
+    for sender in networks:
+        for address, traffic in sender.sent_to.items():
+            receiver = hosts.get(address, sender.host)
+            if receiver != sender.host and traffic.sent >= LINK_BYTES and traffic.busy > 0:
+                for host in (sender.host, receiver):
+                    rate = max(best_rates.get(host, 0.0), traffic.sent / traffic.busy)
+                    best_rates[host] = rate
+    # If two machines share one link, nobody can say which end of the link is slow.
+    if len(best_rates) < 3:
         return None
-    host = min(best, key=lambda name: best[name])
-    others_rate = statistics.median(rate for name, rate in best.items() if name != host)
-    # A slow cable slows down all links of its machine, so even its best one is slow.
-    slow = best[host] < SLOW_LINK * others_rate
-    return SlowLink(host, best[host], others_rate) if slow else None
+    host = min(best_rates, key=lambda name: best_rates[name])
+    others_rate = statistics.median(rate for name, rate in best_rates.items() if name != host)
+    # A slow cable slows down all links of its machine, so even the best of these links is slow.
+    is_slow = best_rates[host] < SLOW_LINK * others_rate
+    return SlowLink(host, best_rates[host], others_rate) if is_slow else None

@@ -1,4 +1,8 @@
-"""Compare several runs: their differences and their results, as a View."""
+"""Compare several runs: their differences and their results, as a View.
+
+comparing.py calls `compare` and `view_of` for `make compare` and `make sweep`. A row of the
+comparison is a run, or all runs of a sweep with the same settings (Side).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ from report.view import Bar, Bars, Column, Fact, Facts, Item, Paragraph, Section
 
 
 class Row(NamedTuple):
-    """A row to compare: a name, and the folders of its runs or the `cause` why there are none."""
+    """A row to compare: a name, and the folders of its runs. `cause`: why a row has no run."""
 
     name: str
     folders: list[Path]
@@ -45,8 +49,7 @@ class ComparedRun:
     curve: list[Epoch]
     hundred_epochs: float | None
     headline: str  # the verdict in one sentence
-    # The waits and the computing of the last rank of a step: their cause and seconds.
-    last_rank: dict[str, tuple[str, float]]
+    last_rank: dict[str, tuple[str, float]]  # the result of bottleneck.last_rank_causes
 
     @property
     def images_per_second(self) -> float | None:
@@ -74,8 +77,7 @@ class Side:
 
     @property
     def spread(self) -> float | None:
-        """Half the range of its runs' speeds, as a fraction of their mean; None with fewer than two
-        runs."""
+        """Half the range of the runs' speeds, as a fraction of their mean; None for one run."""
         if len(self.speeds) < 2:
             return None
         return (max(self.speeds) - min(self.speeds)) / 2 / statistics.fmean(self.speeds)
@@ -97,16 +99,19 @@ class Side:
         return mean_or_none([getattr(run.step, field) for run in self.runs if run.step])
 
     def changes_from(self, base: Side) -> dict[str, float]:
-        """Return the seconds of a step by which its last rank needs longer than that of `base`, by
-        their cause, the largest change first; changes below CHANGED are left out."""
-        # Means over ranks hide what delays the last rank: then all others wait, for other reasons.
-        sides = [[r.last_rank for r in s.runs if r.last_rank] for s in (base, self)]
+        """Return by how many seconds the last rank of a step is slower here than in `base`. The
+        changes are by their cause, the largest first, without changes below CHANGED."""
+        # Means over all ranks would hide what delays the last rank, because the other ranks only
+        # wait for it. Each wait maps to its cause and its seconds.
+        base_waits = [run.last_rank for run in base.runs if run.last_rank]
+        waits = [run.last_rank for run in self.runs if run.last_rank]
         changes: dict[str, float] = {}
-        for wait in sides[0][0] if all(sides) else ():
-            before, after = (statistics.fmean(r[wait][1] for r in runs) for runs in sides)
-            # A wait that became shorter had the cause that it has in the other run.
-            cause = sides[after > before][0][wait][0]
-            changes[cause] = changes.get(cause, 0.0) + after - before
+        for wait in base_waits[0] if base_waits and waits else ():
+            base_seconds = statistics.fmean(run[wait][1] for run in base_waits)
+            own_seconds = statistics.fmean(run[wait][1] for run in waits)
+            # The cause of a change is that of the longer wait.
+            cause, _ = (waits if own_seconds > base_seconds else base_waits)[0][wait]
+            changes[cause] = changes.get(cause, 0.0) + own_seconds - base_seconds
         least = CHANGED * (base.seconds_of("seconds") or 0.0)
         ordered = sorted(changes.items(), key=lambda item: -abs(item[1]))
         return {cause: change for cause, change in ordered if abs(change) >= least}
@@ -119,20 +124,22 @@ class Side:
 
     @property
     def missing_for_verdict(self) -> str:
-        """A clause on what the first run that is too short to judge lacks; "" if there is none."""
+        """A clause on what a run of this row lacks for a verdict; "" if all runs can be judged."""
         clauses = (run.step.missing_for_verdict for run in self.runs if run.step)
         return next(filter(None, clauses), "")
 
 
 @dataclass(frozen=True)
 class Comparison:
+    """The rows, what differs between them, and for a sweep its best setting."""
+
     title: str
     sides: tuple[Side, ...]
-    other_task: list[Difference]  # differences because of which runs are not comparable
+    other_task: list[Difference]  # differences of the task, which make runs incomparable
     settings: list[Difference]
     machines: list[Difference]
-    conclusion: str = ""  # of a sweep: the best setting
-    command: str = ""  # that trains with it
+    conclusion: str = ""  # a sentence on the best setting of a sweep
+    command: str = ""  # `make train ...` with the best setting
 
     @property
     def one_pc(self) -> bool:
@@ -149,24 +156,25 @@ class Comparison:
     @property
     def common_top1(self) -> float | None:
         """The top-1 that each evaluated side reached, rounded down to a tenth of a percent."""
+        # After rounding up, a side might never have reached the printed value.
         best = [max(epoch.top1 or 0.0 for epoch in side.curve) for side in self.sides if side.curve]
-        # Rounded down, so that each side reached the printed value.
         return int(min(best) * 1000) / 1000 if len(best) > 1 else None
 
 
 def compare(title: str, rows: list[Row], page: Path) -> Comparison:
-    """Read the runs of all rows, for a `page` that will show them. Raises UserError for a folder
-    that is no run, and for one of another version of the record."""
+    """Read the runs of all rows. `page`: the file that will show them and link to their reports.
+    Raises UserError for a folder that is no run, or whose record has another version."""
     sides = []
     for index, row in enumerate(rows):
+        # A, B, ... Z, 27, 28, ...
         label = chr(ord("A") + index) if index < 26 else str(index + 1)
         link, report = "", row.folders[0].resolve() / "report.html" if row.folders else None
         runs = tuple(read_compared_run(folder) for folder in row.folders)
-        # A run without a report yet has no page to link to.
+        # A run that has no report yet has no page to link to.
         if report and report.is_file():
             link = quote(os.path.relpath(report, page.resolve().parent))
         sides.append(Side(label, row.name, runs, row.cause, link))
-    # All runs of a row have the same settings.
+    # All runs of a row have the same settings, so the first run stands for its row.
     first_runs = {side.label: side.runs[0] for side in sides if side.runs}
     settings = differences.differences({key: run.settings for key, run in first_runs.items()})
     return Comparison(
@@ -179,19 +187,19 @@ def compare(title: str, rows: list[Row], page: Path) -> Comparison:
 
 
 def read_compared_run(folder: Path) -> ComparedRun:
-    """Analyse a run. Raises UserError."""
+    """Analyse a run. Raises UserError for a folder that is no run, or of another record version."""
     analysis = analyse(folder)
     name, step = analysis.run.folder.resolve().name, analysis.step
-    # Another version of the record may lack settings, or mean something else by them.
-    versions = {r.start.record for r in analysis.run.ranks if r.start} - {RECORD}
-    if versions:
+    # A record of another version may lack settings, or mean something else by them.
+    other_versions = {r.start.record for r in analysis.run.ranks if r.start} - {RECORD}
+    if other_versions:
         raise UserError(
-            f"{name} has version {min(versions)} of the record, but only runs of version "
+            f"{name} has version {min(other_versions)} of the record, but only runs of version "
             f"{RECORD} can be compared: `make report RUN={name}` shows it alone. Compare a "
             "new run with the same settings."
         )
     last_rank = last_rank_causes(step, analysis.evidence) if step and step.last_rank else {}
-    # A failed run may have a verdict as well.
+    # A failed run may have a verdict as well, so the headline may have two sentences.
     sentences = [analysis.failure or ""]
     sentences += [analysis.too_short.headline] if analysis.too_short else []
     sentences += [analysis.verdict.headline] if analysis.verdict else []
@@ -200,7 +208,7 @@ def read_compared_run(folder: Path) -> ComparedRun:
         settings=differences.settings(analysis),
         machines=differences.machines(analysis),
         summary=analysis.summary,
-        step=step and replace(step, ranks=()),  # only means are compared
+        step=step and replace(step, ranks=()),  # a comparison shows no ranks
         curve=analysis.curve,
         hundred_epochs=analysis.hundred_epochs,
         headline=" ".join(filter(None, sentences)),
@@ -217,7 +225,7 @@ OTHER_TASK = (
     "These runs did different work, so their speeds and accuracies do not show which "
     "settings are better. "
 )
-CHANGED = 0.1  # of the first run's step, from which a change of the last rank's step is shown
+CHANGED = 0.1  # of the first row's step; smaller changes of the last rank are not shown
 NOTE = (
     "`network`: the time that even the last rank waits; `slower`: how much longer the other "
     "ranks wait."
@@ -225,19 +233,23 @@ NOTE = (
 
 
 def view_of(comparison: Comparison) -> view.View:
-    sides, problem, best = comparison.sides, [], []
+    """Return the page of a comparison, without empty sections."""
+    sides = comparison.sides
+    problem: list[Item] = []
+    best: list[Item] = []
     if comparison.other_task:
         tasks = "; ".join(f"{task.name}: {task.words()}" for task in comparison.other_task)
         problem.append(Paragraph(f"{OTHER_TASK}{tasks}.", "headline"))
     if comparison.conclusion:
         best.append(Paragraph(comparison.conclusion, "headline"))
-    commands = [view.Command(comparison.command)] if comparison.command else []
+    if comparison.command:
+        best.append(view.Command(comparison.command))
     names = [Fact(side.label, side.name, side.link) for side in sides]
     headlines = [Fact(side.label, side.runs[0].headline) for side in sides if side.runs]
     sections = (
-        Section("Not comparable", [*problem]),
+        Section("Not comparable", problem),
         Section("Runs", [Facts("What is compared", names)]),
-        Section("Best", [*best, *commands]),
+        Section("Best", best),
         difference_section("Settings that differ", comparison.settings),
         difference_section("Machines that differ", comparison.machines),
         result_section(comparison),
@@ -261,8 +273,8 @@ def difference_section(title: str, differences: list[Difference]) -> Section:
 
 
 def result_section(comparison: Comparison) -> Section:
-    """Show the speeds, then why a row has none, and which figures are mostly warming up."""
-    # A row without a speed has no bar; the table says why.
+    """Show the speeds, then why a row has no speed, and which runs were too short."""
+    # A row without a speed has no bar. The bars have the colour of `forward`.
     bars = []
     for side in comparison.sides:
         if speed := side.images_per_second:
@@ -281,7 +293,7 @@ def result_section(comparison: Comparison) -> Section:
 
 
 def results_table(comparison: Comparison) -> view.Table:
-    """Return a row for each side; `x A` is its speed as a multiple of the first speed."""
+    """Return a table with a row for each side. The column `x A` has multiples of A's speed."""
     columns = [
         Column("", lambda side: side.label),
         Column("status", status),
@@ -308,6 +320,8 @@ def results_table(comparison: Comparison) -> view.Table:
 
 
 def status(side: Side) -> str:
+    """Return a row's status: `finished`, or that of a run that did not finish."""
+    # A cause begins with a status, as in `failed: ...`.
     if not side.runs:
         return side.cause.partition(":")[0] if ":" in side.cause else "no run"
     # One run that did not finish makes the mean of its row doubtful.
@@ -316,15 +330,16 @@ def status(side: Side) -> str:
 
 
 def step_section(comparison: Comparison) -> Section:
-    """Show the parts of the mean step of each side, without parts that are 0 everywhere."""
+    """Show the parts of the mean step of each side, without parts that take no time."""
     sides = [side for side in comparison.sides if side.seconds_of("seconds")]
     if not sides:
         return Section("The mean step", [])
-    used = [f for f in PARTS if any((side.seconds_of(f) or 0.0) >= 0.0005 for side in sides)]
+    least = view.LEAST_SHOWN_SECONDS
+    shown = [f for f in PARTS if any((side.seconds_of(f) or 0.0) >= least for side in sides)]
     bars = [
         Bar(
             side.label,
-            [(field, 1000 * (side.seconds_of(field) or 0.0)) for field in used],
+            [(field, 1000 * (side.seconds_of(field) or 0.0)) for field in shown],
             or_unknown(side.seconds_of("seconds"), seconds),
             link=side.link,
         )
@@ -334,8 +349,8 @@ def step_section(comparison: Comparison) -> Section:
     def seconds_column(title: str, field: str) -> Column:
         return Column(title, lambda side: or_unknown(side.seconds_of(field), seconds))
 
-    # The runs may have different words for their samples.
-    titles = {field: PARTS[field].short.format("data") for field in used}
+    # The runs may call their samples by different words, so the column is called `data`.
+    titles = {field: PARTS[field].short.format("data") for field in shown}
     keys = [view.Key(field, title) for field, title in titles.items()]
     columns = [Column("", lambda side: side.label), seconds_column("step", "seconds")]
     columns += [seconds_column(title, field) for field, title in titles.items()]
@@ -351,7 +366,7 @@ def step_section(comparison: Comparison) -> Section:
 
 
 def change_words(base: Side, side: Side) -> str:
-    """Say by what a step became longer or shorter than that of the first side; "" if it did not."""
+    """Say which causes made the last rank slower or faster than in `base`; "" if none did."""
     samples = next((run.step.samples for run in side.runs if run.step), "samples")
     changes = [
         f"{NAMES[cause].format(samples)} {'+' if change > 0 else '-'}{seconds(abs(change))}"
@@ -369,15 +384,15 @@ def accuracy_section(comparison: Comparison) -> Section:
     # A line needs two points.
     drawn = [side for side in sides if len(side.curve) > 1][:MOST_CURVES]
 
-    def lines(across: Callable[[Epoch], float]) -> list[view.Line]:
+    def draw_lines(x_of: Callable[[Epoch], float]) -> list[view.Line]:
         return [
-            view.Line(s.label, f"n{index}", [(across(e), 100 * (e.top1 or 0)) for e in s.curve])
+            view.Line(s.label, f"n{index}", [(x_of(e), 100 * (e.top1 or 0)) for e in s.curve])
             for index, s in enumerate(drawn)
         ]
 
-    epoch_lines, time_lines = lines(lambda e: float(e.epoch)), lines(lambda e: e.seconds)
+    epoch_lines, time_lines = draw_lines(lambda e: float(e.epoch)), draw_lines(lambda e: e.seconds)
     curves = [
-        view.Curve("After each epoch", "%", epoch_lines, "epochs", 100.0),
+        view.Curve("After each epoch", "%", epoch_lines, "epochs", top=100.0),
         view.Curve("Over time", "%", time_lines, top=100.0),
     ]
     columns = [
@@ -386,21 +401,20 @@ def accuracy_section(comparison: Comparison) -> Section:
         Column("at the end", lambda side: or_unknown(side.curve[-1].top1, rounded_top1)),
     ]
     if common := comparison.common_top1:
-        heading = f"to {rounded_top1(common)}"
         columns.append(
             Column(
-                heading,
+                f"to {rounded_top1(common)}",
                 lambda side: next(
                     (seconds(e.seconds) for e in side.curve if (e.top1 or 0.0) >= common),
                     view.UNKNOWN,
                 ),
             )
         )
-    # Of many epochs a few, evenly spaced, the first and the last among them.
+    # If there are many epochs, MOST_EPOCHS of them, evenly spaced from the first to the last.
     epochs = sorted({epoch.epoch for side in sides for epoch in side.curve})
     if len(epochs) > MOST_EPOCHS:
-        span = len(epochs) - 1
-        epochs = [epochs[round(i * span / (MOST_EPOCHS - 1))] for i in range(MOST_EPOCHS)]
+        final = len(epochs) - 1
+        epochs = [epochs[round(i * final / (MOST_EPOCHS - 1))] for i in range(MOST_EPOCHS)]
     for number in epochs:
 
         def score(side: Side, number: int = number) -> str:

@@ -1,7 +1,9 @@
-"""The commands that compare runs, or those of a sweep; both write compare.html.
+"""Carry out the commands that compare runs, or the runs of a sweep. Both write compare.html.
 
 python -m report compare RUN RUN ...
 python -m report sweep FOLDER
+
+compare.py compares the runs; this module reads the command line, prints and writes.
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ def compare_main(argv: list[str]) -> int:
     folders = [find_run(name) for name in names]
     names_by_folder: dict[Path, str] = {}
     for name, folder in zip(names, folders):
-        # Two names may lead to the same folder, for example by the link `latest`.
+        # Two names may lead to the same folder, for example by the link `latest`. The comparison is
+        # by identity, because the user may type a name twice.
         earlier = names_by_folder.setdefault(folder.resolve(), name)
-        # Compared by identity, because a name may be given twice.
         if earlier is not name:
             raise UserError(f"RUNS has the same run twice: {earlier} and {name}. Remove one.")
     rows = [Row(folder.resolve().name, [folder]) for folder in folders]
@@ -95,7 +97,7 @@ def side_document(side: Side, base: Side) -> dict[str, object]:
 
 class SweepCell(NamedTuple):
     row: Row
-    command: str  # that trains with its settings
+    command: str  # that trains with the row's setting
 
 
 def sweep_main(argv: list[str]) -> int:
@@ -129,13 +131,13 @@ def read_cells(folder: Path) -> list[SweepCell]:
 def with_conclusion(comparison: Comparison, cells: list[SweepCell]) -> Comparison:
     """Return the comparison with its best setting in words, and the command that trains with it."""
     best, sentences, command = comparison.fastest, [TOO_SHORT], ""
-    # This is not the same as runs that are too short, and more epochs do not help.
+    # If no run has a speed, longer runs would not help.
     if not any(side.speeds for side in comparison.sides):
         sentences = ["No setting has a result."]
     if best is not None:
         speed = three_digits(best.images_per_second or 0.0)
         sentences = [f"Fastest: {best.label}, {best.name}: {speed} images/s."]
-        # A single run has no spread, so nothing can be said about settings near it.
+        # A single run has no spread, so nothing can be said about settings that are nearly as fast.
         equal = [
             side.label
             for side in comparison.sides

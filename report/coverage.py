@@ -1,5 +1,8 @@
-"""State what a verdict rests on: which signals were measured for which ranks, the cause that comes
-second, and a second cause that only a missing signal could exclude."""
+"""State what a verdict rests on: which signals were measured for which ranks, the second largest
+cause, and a cause that only a missing signal could exclude.
+
+analysis.py calls `add_basis` after verdict.py has explained the bottleneck.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from contract.text import percent
 from report import bottleneck, figures
 from report.bottleneck import DECODES, LINK_BYTES, late_hosts, step_shares
 from report.files import Entry
+from report.hang import join_words
 from report.measure import Step
 from report.read import RunRecord
 from report.usage import ResourceUsage
@@ -34,63 +38,60 @@ class Signal(NamedTuple):
     missing: tuple[int, ...]
 
 
-Coverage = Mapping[str, Signal]  # by signal; without those that a run cannot have
+Coverage = Mapping[str, Signal]  # by the signal's name; without signals that a run cannot have
 
 
 def split(ranks: Collection[int], measured: set[int]) -> Signal:
-    """Divide `ranks` into those measured and the others."""
-    known = tuple(rank for rank in ranks if rank in measured)
-    return Signal(known, tuple(rank for rank in ranks if rank not in measured))
+    """Divide `ranks` into measured ranks and missing ranks."""
+    present = tuple(rank for rank in ranks if rank in measured)
+    return Signal(present, tuple(rank for rank in ranks if rank not in measured))
 
 
 def coverage_of(run: RunRecord, step: Step, evidence: ResourceUsage) -> Coverage:
     """Return for which ranks of the measured attempt each signal was measured."""
-    # The loop of a rank without step times is not known, and so its machine's part in it.
-    hosts = {rank.rank: rank.host for rank in step.ranks}
-    signals = {PROCESSORS: figures.WAITED, DISK: figures.DISKS}
-    measured = {STEPS: {*hosts.values()}}
-    for name, figure in signals.items():
-        measured[name] = {use.host for use in evidence.machines if use.knows(figure)}
+    # Without step times nobody knows when a rank was in the loop, so all its signals are missing.
+    host_of_rank = {rank.rank: rank.host for rank in step.ranks}
+    measured_hosts = {STEPS: {*host_of_rank.values()}}
+    for name, figure in ((PROCESSORS, figures.WAITED), (DISK, figures.DISKS)):
+        measured_hosts[name] = {use.host for use in evidence.machines if use.knows(figure)}
     # Between processes of one machine there is no network.
     if not step.one_machine:
-        measured[NETWORK] = {use.host for use in evidence.networks if use.knows(figures.SENT)}
-        measured[LINKS] = {use.host for use in evidence.networks if use.sent_to}
+        networks = evidence.networks
+        measured_hosts[NETWORK] = {use.host for use in networks if use.knows(figures.SENT)}
+        measured_hosts[LINKS] = {use.host for use in networks if use.sent_to}
     if evidence.gpus or any("cuda" in record.start.versions for record in run.ranks):
-        measured[GPU] = {use.host for use in evidence.gpus}
-    ranks = range(max(step.world, 1 + max(hosts)))
+        measured_hosts[GPU] = {use.host for use in evidence.gpus}
+    ranks = range(max(step.world, 1 + max(host_of_rank)))
     return {
-        name: split(ranks, {rank for rank, host in hosts.items() if host in known})
-        for name, known in measured.items()
+        name: split(ranks, {rank for rank, host in host_of_rank.items() if host in hosts})
+        for name, hosts in measured_hosts.items()
     }
 
 
 def coverage_sentence(coverage: Coverage, used: Iterable[str]) -> str:
-    """Write which signals a verdict used for which ranks, and which were not measured."""
-    parts: dict[str, dict[str, list[str]]] = {"Used": {}, "Also measured": {}, "Not measured": {}}
+    """Write which signals a verdict used for which ranks, and which were not measured: `Used: step
+    times of all 4 ranks; disk of rank 0. Not measured: disk of ranks 1, 2 and 3.`"""
+    # Heading -> words for ranks -> names of signals.
+    groups: dict[str, dict[str, list[str]]] = {"Used": {}, "Also measured": {}, "Not measured": {}}
     for name, signal in coverage.items():
         title = "Used" if name in used else "Also measured"
         for heading, ranks in ((title, signal.measured), ("Not measured", signal.missing)):
             if ranks:
                 words = rank_words(ranks, len(signal.measured) + len(signal.missing))
-                parts[heading].setdefault(words, []).append(name)
+                groups[heading].setdefault(words, []).append(name)
     return " ".join(
-        f"{heading}: {'; '.join(f'{listed(names)} of {ranks}' for ranks, names in named.items())}."
-        for heading, named in parts.items()
-        if named
+        f"{heading}: {'; '.join(f'{join_words(n)} of {ranks}' for ranks, n in names.items())}."
+        for heading, names in groups.items()
+        if names
     )
 
 
-def listed(names: Sequence[str]) -> str:
-    """`a, b and c`."""
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-
-
 def rank_words(ranks: Sequence[int], world: int) -> str:
-    """`all 4 ranks`, `rank 3`, `ranks 0, 2 and 3`; of many ranks the first ones."""
+    """Write `all 4 ranks`, `rank 3` or `ranks 0, 2 and 3`; of many ranks only the first ones."""
     if len(ranks) == world > 1:
         return "both ranks" if world == 2 else f"all {world} ranks"
-    more = [f"{len(ranks) - 8} more"] if len(ranks) > 8 else []
-    return f"rank{'s' * (len(ranks) > 1)} {listed([*map(str, ranks[:8]), *more])}"
+    hidden = [f"{len(ranks) - 8} more"] if len(ranks) > 8 else []
+    return f"rank{'s' * (len(ranks) > 1)} {join_words([*map(str, ranks[:8]), *hidden])}"
 
 
 class Candidate(NamedTuple):
@@ -107,18 +108,18 @@ class Candidate(NamedTuple):
 def candidates(
     step: Step, evidence: ResourceUsage, cause: str
 ) -> tuple[float | None, Candidate | None]:
-    """Return the verdict's fraction of training time, if its `cause` has any, and the runner-up:
+    """Return the fraction of training time that `cause` takes, if it takes any, and the runner-up:
     the largest wait with another cause."""
-    fractions: dict[str, float] = {}
+    fractions: dict[str, float] = {}  # by cause
     for wait, share in step_shares(step).items():
         wait_cause = bottleneck.cause_of(wait, step, evidence)
         # Crowded processors within one machine make ranks wait for each other, too.
         if cause == "cpu_oversubscribed" and step.one_machine and wait in RANK_WAITS:
             wait_cause = cause
         fractions[wait_cause] = fractions.get(wait_cause, 0.0) + share
-    others = {name: share for name, share in fractions.items() if name not in ("compute", cause)}
-    second = max(others, key=others.__getitem__, default="")
-    runner_up = Candidate(second, others[second]) if others.get(second) else None
+    waits = {name: share for name, share in fractions.items() if name not in ("compute", cause)}
+    second = max(waits, key=waits.__getitem__, default="")
+    runner_up = Candidate(second, waits[second]) if waits.get(second) else None
     return fractions.get(cause), runner_up
 
 
@@ -130,28 +131,29 @@ def undecided(cause: str, step: Step, evidence: ResourceUsage, coverage: Coverag
         return {"cause": cause, "signal": signal, "ranks": ranks, "remedy": remedy}
 
     untimed, unscheduled = coverage[STEPS].missing, coverage[PROCESSORS].missing
-    # A rank without step times may be the one for which all others wait.
+    # A rank without step times may be the rank for which all other ranks wait.
     if cause in ("network", "slow_link") and untimed:
         remedy = "time the steps of every rank (docs/own-script.md), or copy its records here"
         return lacking("straggler", STEPS, untimed, remedy)
     if cause == "data_decode":
         late = {rank.rank for rank in step.ranks if rank.host in late_hosts(step)}
         ranks = tuple(rank for rank in coverage[DISK].missing if rank in late)
+        # Busy loaders prove that decoding is the cause, whatever the disk does.
         loaders = bottleneck.busiest_loaders(evidence, late_hosts(step))
-        decode = loaders is not None and loaders.mean(figures.LOADERS_BUSY) >= DECODES
+        decodes = loaders is not None and loaders.mean(figures.LOADERS_BUSY) >= DECODES
         remedy = "`make train` records it where /proc/diskstats is readable"
-        return lacking("data_disk", DISK, ranks, remedy) if ranks and not decode else None
-    # Other programs make one rank slow, or all, if all machines are short of processors.
+        return lacking("data_disk", DISK, ranks, remedy) if ranks and not decodes else None
+    # Other programs may make one rank slow. A lack of processors may make all ranks slow.
     queueing, is_straggler = bottleneck.excess_queueing(step, evidence), cause == "straggler"
-    unknown = queueing is None if is_straggler else not coverage[PROCESSORS].measured
-    if unscheduled and unknown and cause in ("straggler", "compute"):
+    is_unknown = queueing is None if is_straggler else not coverage[PROCESSORS].measured
+    if unscheduled and is_unknown and cause in ("straggler", "compute"):
         remedy = "`make train` records them on a kernel with CONFIG_SCHED_INFO"
-        other = "cpu_contention" if is_straggler else "cpu_oversubscribed"
-        return lacking(other, PROCESSORS, unscheduled, remedy)
-    # Two machines share one link, and few bytes judge none.
-    sent = step.bytes_sent is None or step.bytes_sent * step.steps >= LINK_BYTES
+        possible = "cpu_contention" if is_straggler else "cpu_oversubscribed"
+        return lacking(possible, PROCESSORS, unscheduled, remedy)
+    # find_slow_link judges neither two machines, which share one link, nor links with few bytes.
+    has_enough_bytes = step.bytes_sent is None or step.bytes_sent * step.steps >= LINK_BYTES
     missing = coverage[LINKS].missing if LINKS in coverage and step.nodes > 2 else ()
-    if cause == "network" and sent and missing:
+    if cause == "network" and has_enough_bytes and missing:
         return lacking("slow_link", LINKS, missing, "`make plan MEASURE=1` measures each link")
     return None
 
@@ -163,14 +165,14 @@ def add_basis(
     coverage = coverage_of(run, step, evidence)
     fraction, second = candidates(step, evidence, cause)
     headline, because = verdict
-    other = undecided(cause, step, evidence, coverage)
-    if other:
-        names = " or ".join(NAMES[name].format(step.samples) for name in (cause, other["cause"]))
+    rival = undecided(cause, step, evidence, coverage)
+    if rival:
+        names = " or ".join(NAMES[name].format(step.samples) for name in (cause, rival["cause"]))
         share = "" if fraction is None else f", {percent(fraction)} of training time"
-        signal = f"the {other['signal']} of {rank_words(other['ranks'], step.world)}"
+        signal = f"the {rival['signal']} of {rank_words(rival['ranks'], step.world)}"
         headline = f"Either {names} is the bottleneck{share}: {signal} was not measured."
-        because = (f"To tell them apart: {other['remedy']}.", *because)
-    # Every verdict uses these two, and some causes need another one. No rule uses a GPU's figures.
+        because = (f"To tell them apart: {rival['remedy']}.", *because)
+    # Every verdict uses these two signals, and some causes need more. No rule uses a GPU's figures.
     used = {STEPS, PROCESSORS}
     for name in (cause, second.cause if second else ""):
         used |= {DISK} if name.startswith("data") else set()
@@ -179,7 +181,7 @@ def add_basis(
     return Verdict(headline, (*because, coverage_sentence(coverage, used))), {
         "bottleneck_fraction": fraction,
         "runner_up": second and second._asdict(),
-        "undecided": other,
+        "undecided": rival,
         "coverage": {
             name.lower().replace(" ", "_"): {"used": name in used, **signal._asdict()}
             for name, signal in coverage.items()

@@ -1,4 +1,4 @@
-"""Find in which settings and machines runs differ."""
+"""Find in which settings and machines runs differ. compare.py and run_view.py call this module."""
 
 from __future__ import annotations
 
@@ -103,11 +103,12 @@ def code_of(plan: RunPlan) -> str:
     revision = (plan.git_revision or "")[:10]
     if revision and not plan.git_diff:
         return revision
-    return f"{revision} changed, {str(plan.code_sha256)[:10]}".removeprefix(" changed, ")
+    code_hash = str(plan.code_sha256)[:10]
+    return f"{revision} changed, {code_hash}" if revision else code_hash
 
 
 def words(value: object) -> str:
-    # Before float and list, because these words stand for both values of an option.
+    """Write a value of an option: True as `on`, [1, 2] as `1 2`, None as `default`."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, list):

@@ -15,7 +15,7 @@ from contract.text import csv_cell, pluralize, read_text
 from report.cli import write
 from report.page import render_page
 from report.text import printed, render_text
-from report.view import Column, Paragraph, Section, View, or_unknown, table, top1
+from report.view import Column, Item, Paragraph, Section, View, or_unknown, table, top1
 
 WEAKEST = 10  # classes that the terminal shows
 COLUMNS = (
@@ -76,7 +76,8 @@ def as_csv(heads: str, rows: Sequence[Sequence[object]]) -> str:
 
 def view_of(evaluation: EvaluationFile, title: str, limit: int) -> View:
     """Return a view with at most `limit` classes, the weakest first."""
-    notes, all_images = [], ""
+    notes: list[Item] = []
+    all_images = ""
     if evaluation.unreadable:
         unreadable = pluralize(evaluation.unreadable, "image")
         notes.append(Paragraph(f"{unreadable} could not be read, and are not counted.", "note"))
@@ -91,7 +92,8 @@ def view_of(evaluation: EvaluationFile, title: str, limit: int) -> View:
         title=title,
         setup=[
             f"{evaluation.model} on {evaluation.data}",
-            *(evaluation.precision, f"{evaluation.image_size} px"),
+            evaluation.precision,
+            f"{evaluation.image_size} px",
         ],
         facts=[
             (top1(evaluation.top1), "top-1"),
@@ -100,7 +102,7 @@ def view_of(evaluation: EvaluationFile, title: str, limit: int) -> View:
             (f"{evaluation.images:,}", "images" + all_images),
         ],
         sections=[
-            Section("Result", [*notes]),
+            Section("Result", notes),
             Section("Confused most", [confused if evaluation.confused else none_confused]),
             Section("Classes", [table("Classes", COLUMNS, weakest[:limit], names=1)], aside),
         ],

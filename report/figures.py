@@ -1,8 +1,9 @@
-"""The figures of a machine, in one table. A row gives the name of a figure, its place in the
-guard's records, its unit, its warning limit, and the views that show it.
+"""Define the figures of a machine in one table.
 
-To add a figure, add its row to the table of what it describes. `make status`, `make top`, the
-report's text and page, series.csv and JSON read the tables; other code uses a figure by its name.
+A row names a figure and gives its key in the guard's records, its unit, its warning limit, and the
+views that show it. To add a figure, add a row. `make status`, `make top`, the report's text and
+page, series.csv and JSON read the tables; other code uses a figure by its name. usage.py sums up
+the figures of a run.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ class Interval(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """A figure in an interval, as `amount` divided by `base`."""
+    """A figure in an interval, as `amount` divided by `base`. The mean over several intervals is
+    the sum of their amounts divided by the sum of their bases."""
 
-    # Over several intervals both are summed, so that a mean is correct for any lengths.
     amount: float
     base: float | None = None  # None: the interval's seconds
 
 
+# Returns None if the figure was not recorded. `level` to `growth_share` return Reads of values that
+# have these keys in the machine's records.
 Read = Callable[[Interval], Ratio | None]
 
 
@@ -45,12 +48,12 @@ def level(key: str) -> Read:
 
 
 def rate(key: str, factor: float = 1.0) -> Read:
-    """Read a value that is recorded as a rate since the line before."""
+    """Read a value that is recorded as a rate since the previous line."""
     return lambda i: Ratio(i.end[key] * factor * i.seconds) if key in i.end else None
 
 
 def growth(*keys: str) -> Read:
-    """Read the sum by which counters grew."""
+    """Read the growth of counters, summed over `keys`."""
 
     def read(interval: Interval) -> Ratio | None:
         start, end = interval.start, interval.end
@@ -70,7 +73,7 @@ def counter_growth(interval: Interval, key: str) -> float:
 
 
 def share_of_processors(key: str) -> Read:
-    """Read seconds of processors as a share of the time of all processors."""
+    """Read seconds of processors as a fraction of the time of all processors."""
 
     def read(interval: Interval) -> Ratio | None:
         cores = interval.end.get("cores", 0.0)
@@ -81,7 +84,7 @@ def share_of_processors(key: str) -> Read:
 
 
 def growth_share(key: str, *total: str) -> Read:
-    """Read the growth of a counter as a share of the growth of others."""
+    """Read the growth of a counter as a fraction of the growth of the counters `total`."""
 
     def read(interval: Interval) -> Ratio | None:
         base = sum(counter_growth(interval, name) for name in total)
@@ -91,6 +94,7 @@ def growth_share(key: str, *total: str) -> Read:
 
 
 def read_memory_used(interval: Interval) -> Ratio | None:
+    """Read the fraction of the memory that is in use."""
     total = interval.end.get("memory_total", 0.0)
     available = interval.end.get("memory_available")
     if total <= 0 or available is None:
@@ -100,9 +104,10 @@ def read_memory_used(interval: Interval) -> Ratio | None:
 
 def read_request_time(interval: Interval) -> Ratio | None:
     """Read the milliseconds of a request, with reads and writes weighted by their number."""
+    # The keys of reads and of writes: requests per second, and the mean milliseconds of a request.
     pairs = (("r/s", "r_await"), ("w/s", "w_await"))
     requests = [(interval.end.get(n, 0.0), interval.end.get(wait, 0.0)) for n, wait in pairs]
-    # Without requests there is no time of one.
+    # Without requests the figure is unknown.
     total = sum(count for count, _ in requests)
     mean = sum(count * wait for count, wait in requests) / total if total else 0.0
     return Ratio(mean, 1.0) if mean > 0 else None
@@ -114,11 +119,10 @@ class Unit:
 
     words: Callable[[float], str]  # in a report
     cell: Callable[[float], str]  # in the narrow columns of status and top
-    symbol: str = ""
-    # Factors for charts and series.csv, and for JSON, which show the symbol.
-    drawn: float = 1.0
-    maximum: float = math.inf  # larger values are cut to it
-    json: float = 1.0
+    symbol: str = ""  # of the values in charts and series.csv
+    drawn: float = 1.0  # the factor of values in charts and series.csv
+    maximum: float = math.inf  # replaces larger values
+    json: float = 1.0  # the factor of values in JSON
 
 
 def rounded(value: float) -> str:
@@ -141,42 +145,43 @@ CELSIUS, WATTS, MEGAHERTZ = (
 
 
 class Limit(NamedTuple):
-    """The values of a figure that deserve a warning: from `least`, or below `below`."""
+    """Values of a figure that deserve a warning: at least `least`, and smaller than `below`."""
 
     sentence: str  # {} is the value
     least: float = -math.inf
     below: float = math.inf
-    # Another figure, and the value from which it must be as well.
+    # With (figure, value), a warning is due only if that figure has at least that value.
     also: tuple[Figure, float] | None = None
 
 
+# What a column of the report shows of a figure.
 MEAN, MOST, LEAST, TOTAL = "mean", "most", "least", "total"
 
 
 @dataclass(frozen=True, eq=False)
 class Figure:
-    """One row of the tables below."""
+    """A row of the tables below."""
 
     name: str  # in JSON
     read: Read
     unit: Unit
-    report: Mapping[str, str] | None = None  # its columns: MEAN, ... -> heading
-    # Its column in `make status` and `make top`; of several disks the busiest one's value, of
-    # several GPUs the largest.
+    report: Mapping[str, str] | None = None  # its columns: {MEAN: heading, MOST: heading}
+    # The heading of its column in `make status` and `make top`. The column shows the value of the
+    # busiest disk, or the largest value of the GPUs.
     status: str = ""
-    priority: int = 9  # a terminal with too few columns omits the highest numbers first
-    chart: str = ""  # its title
+    priority: int = 9  # a narrow terminal omits the columns with the highest numbers first
+    chart: str = ""  # the title of its chart
     note: str = ""  # below the chart
     drawn_at_zero: bool = True  # False: no chart if all values are 0
     limit: Limit | None = None
 
     def value(self, interval: Interval) -> float | None:
-        """Return the value in one interval; None if it was not recorded."""
-        # A figure that was not recorded is unknown, which is not 0.
+        """Return the value in one interval; None (not 0) if it was not recorded."""
         ratio = self.read(interval)
         return None if ratio is None else self.divide(ratio, interval.seconds)
 
     def divide(self, ratio: Ratio, seconds: float) -> float | None:
+        """Return the value of a ratio over so many seconds; None if its base is 0."""
         base = seconds if ratio.base is None else ratio.base
         return min(self.unit.maximum, ratio.amount / base) if base > 0 else None
 
@@ -190,7 +195,7 @@ class Figure:
         return limit.sentence.format(self.unit.words(value))
 
 
-# Each table has the order of the report's columns.
+# The figures of each kind of thing have the order of the report's columns.
 CORES = Figure("cores", level("cores"), COUNT, {MOST: "CPUs"})
 CPU = Figure(
     "cpu", share_of_processors("cpu_busy"), FRACTION, {MEAN: "busy"}, "CPU%", 2, "Processors, busy"
@@ -207,7 +212,7 @@ QUEUED = Figure(
     "Waits for a processor",
     "The share of the time in which this run's threads wanted one.",
 )
-WAITED = Figure("waited", growth("waited"), SECONDS)  # by these threads together, in a second
+WAITED = Figure("waited", growth("waited"), SECONDS)  # per second, all threads of this run together
 # The fraction of the time of active loaders in which they run or wait for a processor.
 LOADERS_BUSY = Figure("loaders_busy", growth_share("loaders_busy", "loaders"), FRACTION)
 MEMORY_TOTAL = Figure("memory_total", level("memory_total"), BYTES, {MOST: "memory"})
@@ -300,8 +305,8 @@ DROPPED = Figure(
     limit=Limit("its network card drops {} packets a second", least=1),
 )
 
-# It only says that a kernel was resident, and NCCL's waiting kernel is one, too. So it is shown,
-# but no rule uses it.
+# The utilization only says that some kernel was resident, and NCCL's waiting kernel is resident,
+# too. The report shows this figure, but no rule uses it.
 GPU_UTILIZATION = Figure(
     "utilization",
     level("utilization"),
@@ -351,15 +356,18 @@ class Sample:
     """The valid part of a line of a machine's records."""
 
     things: Mapping[Thing, Values]
-    ranks: Mapping[str, Values]  # RANK_TIMES of each
+    ranks: Mapping[str, Values]  # rank -> its RANK_TIMES since it started
 
 
 def sample_of(line: Entry) -> Sample:
     """Take the numbers from a line of a machine's records."""
+    # Example of a line, without most of its keys: {"cores": 8, "cpu_busy": 81.2, "card":
+    # {"tx_bytes": 5e6}, "disks": {"sda": {"util": 7}}, "mounts": {"/data": {"read_bytes": 0}},
+    # "gpus": [{"index": 0, "power": 250}], "ranks": {"3": {"ran": 9.1, "waited": 0.2}}}
     disks = line.get("disks")
-    # A disk without any requests is not recorded, but an empty list shows that all were idle.
-    counted = {"disks": float(len(disks))} if isinstance(disks, dict) else {}
-    things: dict[Thing, Values] = {(MACHINE, ""): {**numbers(line), **counted}}
+    # The recorder omits disks without any requests. An empty `disks` shows that all were idle.
+    disk_count = {"disks": float(len(disks))} if isinstance(disks, dict) else {}
+    things: dict[Thing, Values] = {(MACHINE, ""): {**numbers(line), **disk_count}}
     if isinstance(interface := line.get("card"), dict):
         things[INTERFACE, ""] = numbers(interface)
     for kind, key in ((DISK, "disks"), (SHARE, "mounts")):
@@ -394,10 +402,9 @@ def intervals(
     machine = MACHINE, ""
     for thing, values in later.things.items():
         start = earlier.things.get(thing, {}) if earlier is not None else {}
-        # Ranks come and go with attempts, so their counters cannot be read as the machine's.
         if thing == machine and earlier is not None:
-            # The machine's seconds of ranks are the sum over ranks that are in both samples. A rank
-            # that only the later one has counts as nothing: its threads may be older.
+            # The machine's RANK_TIMES are the sums over the ranks that are in both samples. A rank
+            # that is new in the later sample counts as nothing: its threads may be older.
             ranks = [
                 Interval(earlier.ranks[rank], times, 0.0)
                 for rank, times in later.ranks.items()
@@ -412,9 +419,10 @@ def intervals(
         yield thing, Interval(start, values, seconds)
 
 
-# All processors are in use, and threads wait for one longer than they run.
 FULL, QUEUED_LONG = 0.9, 0.5
 
 
 def is_oversubscribed(busy: float, queued: float) -> bool:
+    """Return True if all processors are in use, and threads wait for them longer than they run.
+    `busy`: the value of CPU; `queued`: the value of QUEUED."""
     return busy >= FULL and queued >= QUEUED_LONG

@@ -1,8 +1,8 @@
 """Read the files of a run as untrusted text from machines, possibly cut off or hostile.
 
-No content of a file makes reading fail: a value of the wrong type counts as absent, a line that
-does not parse is skipped, and anything but a regular file is not opened. Memory is bounded:
-documents by their size, lines and reports by what the reader folds from them.
+No content of a file makes reading fail. A value of the wrong type counts as absent, a line that
+does not parse is skipped, and only regular files are opened. Limits bound the memory: of documents
+by LARGEST_DOCUMENT, of lines by LONGEST_LINE. read.py gives the lines their meaning.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ Entry = dict[str, Any]
 
 LARGEST_FILE = 4 << 30  # bytes of a file that is read line by line
 LARGEST_DOCUMENT = 8 << 20  # bytes of a document; parsing it takes up to 30 times the memory
-LONGEST_LINE = 1 << 20  # bytes; what follows them counts as a line that does not parse
-LAST_BYTES = 1 << 16  # at a file's end, in which its last line is searched
-MOST_FILES = 1 << 14  # of all hosts; each rank and attempt has one
+LONGEST_LINE = 1 << 20  # bytes; a longer line counts as a line that does not parse
+LAST_BYTES = 1 << 16  # of a file's end, in which its last line is searched
+MOST_FILES = 1 << 14  # of all hosts; each rank has a file in each attempt
 
 
 def number(value: Any) -> float | None:
     """Return the value if it is a number that can occur in a file of a run, else None."""
-    # Not isinstance, because bool is a subclass of int.
+    # `isinstance` would accept True and False, because bool is a subclass of int.
     if type(value) not in (int, float):
         return None
-    return value if -LARGEST_FIGURE < value < LARGEST_FIGURE else None  # false for NaN
+    # The comparison is false for NaN.
+    return value if -LARGEST_FIGURE < value < LARGEST_FIGURE else None
 
 
 def time_of(value: object) -> float | None:
@@ -72,8 +73,8 @@ def open_record(path: Path) -> TextIO:
 
 def files_of_hosts(nodes: Path) -> dict[str, list[Path]]:
     """Map each host to its records in nodes/<host>/, in the order of attempts."""
-    # At most MOST_FILES are returned. A folder whose name cannot be decoded belongs to no host.
     hosts: dict[str, list[Path]] = {}
+    # A folder whose name cannot be decoded belongs to no host.
     paths = [path for path in nodes.glob("*/*.json*") if str(path).isprintable()]
     paths.sort(key=lambda path: (natural(path.parent.name), natural(path.name)))
     for path in paths[:MOST_FILES]:
@@ -105,8 +106,8 @@ def read_object(path: Path, missing: list[str]) -> Entry:
 
 def before_hole(file: BinaryIO, begin: int) -> tuple[int, int]:
     """Return the offset at which the data after `begin` ends or a hole starts, and the size."""
-    # No program writes records with a hole. A power cut leaves one at the end, and an archive of
-    # few bytes can unpack as a file of any size.
+    # No program writes records with a hole. A power cut may leave a hole at the end, and an archive
+    # of a few bytes can unpack as a file with a hole of any size.
     descriptor = file.fileno()
     size, position = os.fstat(descriptor).st_size, os.lseek(descriptor, 0, os.SEEK_CUR)
     try:
@@ -119,7 +120,7 @@ def before_hole(file: BinaryIO, begin: int) -> tuple[int, int]:
 
 
 class Growing:
-    """A file of JSON Lines that is read as it grows. `bad`: lines so far without an object."""
+    """A file of JSON Lines that is read as it grows. `bad`: how many lines have no object."""
 
     def __init__(self, path: Path):
         self.path, self.bad = path, 0
@@ -138,24 +139,26 @@ class Growing:
                     self._met_hole, self.bad = True, self.bad + 1
                 file.seek(self._offset)
                 while line := file.readline(min(LONGEST_LINE, end - self._offset)):
-                    complete = line.endswith(b"\n")
-                    # The writer has not finished this line: the next call reads it again.
-                    if not complete and len(line) < LONGEST_LINE:
+                    is_complete = line.endswith(b"\n")
+                    # The writer has not finished this line, so the next call reads it again.
+                    if not is_complete and len(line) < LONGEST_LINE:
                         return
-                    # A line that is too long arrives in pieces, and counts as one bad line.
+                    # `readline` returns a line that is too long in pieces. The line counts as bad
+                    # once, at its last piece.
                     self._offset += len(line)
-                    skipped, self._in_long_line = self._in_long_line, not complete
-                    value = None if skipped or not complete else object_in(line)
+                    is_later_piece, self._in_long_line = self._in_long_line, not is_complete
+                    value = None if is_later_piece or not is_complete else object_in(line)
                     if value is not None:
                         yield value
-                    elif complete:
+                    elif is_complete:
                         self.bad += 1
         except OSError:
             return
 
-    def last(self) -> Entry | None:
+    def read_last_object(self) -> Entry | None:
         """Return the object of the last line; None if that line is unfinished or no object."""
-        # A file of one line, or none, is padded with empty ones.
+        # A finished last line ends with "\n", so that "" follows it. The two empty strings in front
+        # stand for missing lines: a file without "\n" gives line "" and the text as `unfinished`.
         *_, line, unfinished = ["", "", *last_of(self.path, LAST_BYTES).split("\n")]
         return object_in(line.encode()) if not unfinished else None
 
@@ -180,5 +183,6 @@ def object_in(line: bytes) -> Entry | None:
 
 
 def natural(name: str) -> list[str | int]:
-    """Return a sort key that puts node9 before node10."""
-    return [int(run) if run.isdecimal() else run for run in re.split(r"(\d{1,18})", name)]
+    """Return a sort key that puts node9 before node10: `node10` becomes ["node", 10, ""]."""
+    pieces = re.split(r"(\d{1,18})", name)
+    return [int(piece) if piece.isdecimal() else piece for piece in pieces]

@@ -31,7 +31,7 @@ def exposed(transfer: float, payload: Payload, backward: float) -> float:
 
 
 def transfer_of(waited: float, payload: Payload, backward: float) -> float:
-    """Return the seconds of a transfer of which `waited` are exposed: the inverse of `exposed`."""
+    """Return the seconds of a transfer whose exposed seconds are `waited`: inverts `exposed`."""
     return min(waited + backward, waited / last_bucket(payload))
 
 

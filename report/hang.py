@@ -1,12 +1,12 @@
-"""Detect that a running run makes no steps any more, and find the rank that the others wait for,
-the sum that a rank did not enter, and the place of silent ranks in their code.
+"""Detect that a running run makes no steps any more. Find the rank for which the other ranks wait,
+the sum that this rank did not enter, and the place of silent ranks in their code.
 
 Ranks meet in each step's sum of gradients. A rank that is stopped, waits for a disk or computes for
-ever is missing there, and the others wait in `sync_exposed`. All record that themselves (`stall`
-lines), except a rank that cannot record anything; its machine records the state of its process.
-This was seen with Gloo. With NCCL the host of a rank runs ahead of its device, so waiting ranks may
-record another category; that was never tried. The code positions are the ranks' answers to their
-guards (launcher/node/stacks.py).
+ever does not arrive, and the other ranks wait in `sync_exposed`. Each rank records that in a
+`stall` line. A rank that cannot record anything has a machine that records the state of its
+process. Runs with Gloo showed this. With NCCL the host of a rank runs ahead of its device, so that
+waiting ranks may record another category; no run with NCCL has been tried. The places in the code
+are the ranks' answers to their guards (launcher/node/stacks.py).
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from contract.text import seconds
 from report.files import time_of
 from report.read import BETWEEN, Machine, RankRecord
 
-# It is a hang after 15 s without a step, or five median steps if they take longer.
+# A run hangs after 15 s without a step, or after five median steps if they take longer.
 SHORTEST, STEPS = 15.0, 5
 STEADY = 10  # samples, one a second, in which a process must not change its state
-BUSY = 0.5  # of a processor, used or waited for: the process computes
+BUSY = 0.5  # a process that uses or waits for this fraction of a processor computes
 LONG = ("evaluate", "checkpoint")  # categories that may take any time
 WAITS = "sync_exposed"
 
 
 @dataclass(frozen=True)
 class Hang:
-    """No step for `seconds`. `ranks`: host and rank of those that are missing in the sum in which
-    the others wait; empty if all wait there. `text`: names the sum, if ranks count theirs. `make
-    status JSON=1` prints these fields."""
+    """A run without steps. `make status JSON=1` prints these fields."""
 
-    seconds: float
+    seconds: float  # since the last step
+    # Host and rank of each rank that has not entered the sum in which the other ranks wait. Empty
+    # if all ranks wait in the sum.
     ranks: list[tuple[str, int]]
-    why: str
-    text: str = ""
+    why: str  # a clause: `waits for a disk`
+    text: str = ""  # sentences on the missed sum, if the ranks count their sums
 
     @property
     def sentence(self) -> str:
@@ -53,11 +53,10 @@ class Hang:
 
 
 class ProcessState(NamedTuple):
-    """A rank's processes in the last seconds. `state`: "" if it changed; `busy`: processors that
-    they used or waited for."""
+    """A rank's processes in the last STEADY seconds."""
 
-    state: str = ""
-    busy: float = 0.0
+    state: str = ""  # a letter of /proc/PID/stat, such as D; "" if it changed
+    busy: float = 0.0  # processors that they used or waited for
 
 
 def hang_of(
@@ -66,14 +65,15 @@ def hang_of(
     now: float,
     missed: Hang | None = None,
 ) -> Hang | None:
-    """Return the hang, or None if steps come or a rank starts, evaluates or saves. `records`: of
-    all ranks of the attempt. `now`: this machine's clock in seconds, as for the times at which
-    files grew. `missed`: the wait in a sum that a rank did not enter."""
+    """Return the hang; None while ranks make steps, and if a rank starts, evaluates or saves.
+    `records`: of all ranks of the attempt. `now`: Unix time. `missed`: the result of
+    find_missed_sum."""
     if any(record.end for record in records):
         return None
+    # Without timed steps only the counters of sums show a hang.
     if not records or not all(len(record.steps) for record in records):
         return missed
-    # While one rank still works, the others may wait for it in order.
+    # While one rank still works, the other ranks may rightly wait for that rank.
     silent = min(silence(record, now) for record in records)
     if silent < max(SHORTEST, STEPS * max(median_step(record) for record in records)):
         return None
@@ -85,18 +85,18 @@ def hang_of(
     stopped = [rank for rank, process in processes.items() if process.state == "T"]
     if stopped:
         return Hang(silent, stopped, "its process is stopped")
-    # The others wait for a rank that evaluates or saves, and that is no hang.
+    # If a rank evaluates or saves, the other ranks wait for that rank, and that is no hang.
     if any(record.stall.category in LONG for record in records):
         return None
-    late = [record for record in records if record.stall.category != WAITS]
-    # If no rank waits in the sum, each is busy with its own step, however long that takes.
-    if len(late) == len(records):
+    absent = [record for record in records if record.stall.category != WAITS]
+    # If no rank waits in the sum, each rank is busy with its own step, however long that takes.
+    if len(absent) == len(records):
         return None
-    if not late:
+    if not absent:
         why = "all ranks wait for each other, as if the network had stopped"
         return missed or Hang(silent, [], why)
-    ranks = [(record.host, record.rank) for record in late]
-    return Hang(silent, ranks, explain_absence(late[0], processes[ranks[0]]))
+    ranks = [(record.host, record.rank) for record in absent]
+    return Hang(silent, ranks, explain_absence(absent[0], processes[ranks[0]]))
 
 
 def explain_absence(record: RankRecord, process: ProcessState) -> str:
@@ -127,7 +127,7 @@ def median_step(record: RankRecord) -> float:
 def process_of(machine: Machine | None, rank: int) -> ProcessState:
     """Return the state of a rank's processes by the last STEADY lines of its machine."""
     lines = [line for line in machine.recent if "mono" in line][-STEADY:] if machine else []
-    # A process that is seen for a short time only may just be changing its state.
+    # Fewer lines may show a state that is just about to change.
     if len(lines) < STEADY:
         return ProcessState()
     samples: list[Threads] = []
@@ -143,8 +143,10 @@ def process_of(machine: Machine | None, rank: int) -> ProcessState:
     return ProcessState(state, busy / max(1e-3, passed))
 
 
-# Seconds of silence. A rank that was asked because another one failed may be anywhere in its code.
+# Seconds of silence. A guard also asks its ranks when a rank fails, and a rank that was silent for
+# less than this time may then be anywhere in its code.
 ASKED_AFTER = 5.0
+# Parts of the paths of files that are not the user's code.
 LIBRARIES = (
     *("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", "/library/"),
     *("/tandem/sync/", "/tandem/timings.py"),
@@ -153,63 +155,66 @@ LIBRARIES = (
 
 @dataclass(frozen=True)
 class Standing:
-    """A silent rank and its `place` in the code. `seconds`: of silence at its machine's last line.
-    `sums`: how many it has entered, None if it counts none; `bucket`: the index of the newest one;
-    `pass_seconds`: the mean time between its backward passes. `make status JSON=1` prints these
-    fields."""
+    """A silent rank and where it is. `make status JSON=1` prints these fields."""
 
     host: str
     rank: int
-    seconds: float
-    place: str
-    sums: int | None = None
-    bucket: int | None = None
-    pass_seconds: float = 0.0
+    seconds: float  # of silence, until its machine's last line
+    place: str  # the result of place_of
+    sums: int | None = None  # how many sums it has entered; None if it does not count them
+    bucket: int | None = None  # the index of the newest sum's bucket
+    pass_seconds: float = 0.0  # the mean time between two backward passes
 
 
 def standings(machines: Iterable[Machine], attempt: int) -> list[Standing]:
-    """Return the newest answers of the silent ranks of all machines, by rank."""
+    """Return the newest answers of the silent ranks of all machines, sorted by rank."""
+    # Example of a machine's `stacks` line, whose times are seconds since boot:
+    # {"kind": "stacks", "mono": 93.0, "attempt": 1, "ranks": {"3": {"last": 31.5, ...}}}
     silent_ranks = []
     for machine in machines:
         line = machine.stacks
         ranks = line.get("ranks")
         if line.get("attempt") != attempt or not isinstance(ranks, dict):
             continue
-        now = max(time_of(line.get("mono")) or 0.0, machine.mono)
+        newest_mono = max(time_of(line.get("mono")) or 0.0, machine.mono)
+        # Names and entries come from the machine, so each of them is checked.
         for name, entry in list(ranks.items())[:MOST_RANKS]:
-            # Names and entries come from the machine, so each is checked.
-            newest = time_of(entry.get("last")) if isinstance(entry, dict) else None
-            # A rank that recorded something since then has gone on.
+            last = time_of(entry.get("last")) if isinstance(entry, dict) else None
             is_rank = name.isdecimal() and len(name) < 10
-            if newest is not None and is_rank and now - newest >= ASKED_AFTER:
+            if last is not None and is_rank and newest_mono - last >= ASKED_AFTER:
                 rank: SilentRank = convert_what_fits(entry, SilentRank)
                 host, sums = machine.host, rank.sums
+                # The counters have times in nanoseconds (contract/records.py).
                 pass_seconds = max(0, sums.newest - sums.first) / 1e9 / max(1, sums.passes - 1)
                 counts = sums.entered, sums.bucket, pass_seconds
                 place = place_of(rank, host)
-                silent_ranks.append(Standing(host, int(name), now - newest, place, *counts))
+                silent_ranks.append(Standing(host, int(name), newest_mono - last, place, *counts))
     return sorted(silent_ranks, key=lambda standing: standing.rank)
 
 
 def find_missed_sum(silent_ranks: Sequence[Standing], world_size: int) -> Hang | None:
-    """Return the wait in the first sum that not all ranks entered, and name it in `text`. Returns
-    None if all ranks entered it, if the wait is short, or unless all are silent and count."""
+    """Return the wait in the first sum that not all ranks entered. Return None if the wait is short
+    or all ranks entered equally many sums, and unless all ranks are silent and count sums."""
     counts = {s.rank: s.sums for s in silent_ranks if s.sums is not None}
     if not world_size or len(counts) < world_size or min(counts.values()) == max(counts.values()):
         return None
+    # Sums are numbered from 1, so the first missed sum follows the smallest count.
     number = min(counts.values()) + 1
     waiting = [s for s in silent_ranks if counts.get(s.rank, 0) >= number]
     waited = min(standing.seconds for standing in waiting)
-    # A rank that accumulates gradients, or evaluates, may let the others wait for long.
+    # Ranks may rightly wait long for a rank that accumulates gradients, or evaluates.
     if waited < STEPS * max(standing.pass_seconds for standing in waiting):
         return None
     behind = [s for s in silent_ranks if counts.get(s.rank, number) < number]
-    # Of these, one that waits in a collective of the script's own may wait for another.
+    # A rank that waits in a collective of the script itself may wait for one of the other ranks.
     missing = [s for s in behind if not s.place.startswith(WAITS_IN)] or behind
     newest = max(waiting, key=lambda standing: counts[standing.rank])
-    # A rank enters all buckets of a backward pass before it waits for the first of them.
+    # A rank enters the sums of all buckets of a backward pass before it waits for the first sum. If
+    # it has entered two more sums, the missed sum is that of the bucket two before its newest one.
     bucket = -1 if newest.bucket is None else newest.bucket - (counts[newest.rank] - number)
     name = f"sum {number:,}" + (f" (bucket {bucket})" if bucket >= 0 else "")
+    # The text: `node2, rank 1 did not enter sum 812 (bucket 3). It is at train.py:40, in step.
+    # Ranks 0 and 2 have waited in this sum for 95 s`
     shown = missing[:3]
     names = [f"{standing.host}, rank {standing.rank}" for standing in shown]
     names += [f"{len(missing) - 3} more"] if len(missing) > 3 else []
@@ -217,9 +222,9 @@ def find_missed_sum(silent_ranks: Sequence[Standing], world_size: int) -> Hang |
     places = places if len(missing) > 1 else [f"It {missing[0].place}"]
     ranks = [f"{standing.rank}" for standing in waiting]
     ranks = ranks if len(ranks) < 6 else [*ranks[:4], f"{len(ranks) - 4} more"]
-    who = f"Ranks {join_words(ranks)} have" if len(ranks) > 1 else f"Rank {ranks[0]} has"
+    subject = f"Ranks {join_words(ranks)} have" if len(ranks) > 1 else f"Rank {ranks[0]} has"
     sentences = [f"{join_words(names)} did not enter {name}", *places]
-    text = ". ".join([*sentences, f"{who} waited in this sum for {seconds(waited)}"])
+    text = ". ".join([*sentences, f"{subject} waited in this sum for {seconds(waited)}"])
     return Hang(waited, [(s.host, s.rank) for s in missing], f"did not enter {name}", text)
 
 
@@ -228,8 +233,10 @@ def join_words(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
+# A rank's place, if Python waits for the threads of a script that has ended.
 SHUTDOWN = "is in threading._shutdown: a thread of the script is not a daemon"
 WAITS_IN = "waits in "
+# A rank's place without frames, by the state of its process.
 STATES = {
     "T": "is stopped (SIGSTOP, or a debugger)",
     "D": "cannot answer: it is in uninterruptible I/O (state D)",
@@ -252,10 +259,11 @@ class StackFrame(NamedTuple):
 def place_of(rank: SilentRank, host: str) -> str:
     """Describe the deepest frame of the user's code in the main thread, or why there is none, and
     what NCCL has done."""
-    main: list[Any] = rank.threads[0] if rank.threads else []
+    # A thread is a list of frames, the deepest first: [["/home/anna/train.py", 40, "step"], ...].
+    main_thread: list[Any] = rank.threads[0] if rank.threads else []
     frames = [
         StackFrame(frame[0][:LENGTH], frame[1], frame[2][:LENGTH])
-        for frame in main
+        for frame in main_thread
         if isinstance(frame, list) and list(map(type, frame)) == [str, int, str] and frame[1] >= 0
     ]
     # At its end Python joins all threads, so its frames say nothing about the user's code.
@@ -264,12 +272,14 @@ def place_of(rank: SilentRank, host: str) -> str:
     place = STATES.get(str(rank.state), "did not answer where it is")
     if frames:
         frame = next((frame for frame in frames if not frame.is_library), frames[0])
+        # Only the last folder of the path is shown. A script runs in a folder with the machine's
+        # name, which would make equal places of several machines look different.
         *_, folder, name = ("", *PurePosixPath(frame.file).parts)
-        # A script runs in a folder with the machine's name, which would distinguish equal places.
         name = name if folder in ("", "/", host) else f"{folder}/{name}"
         collective = frames[0].function if frames[0].file.endswith(COLLECTIVES) else ""
         action = f"{WAITS_IN}{collective.lstrip('_')}" if collective else "is"
         place = f"{action} at {name}:{frame.line}, in {frame.function}"
+    # `wait` is the kernel function in which the process sleeps.
     elif rank.state == "D" and rank.wait:
         place += f"; the kernel waits in {rank.wait}"
     sums = rank.sums
@@ -281,14 +291,15 @@ def place_of(rank: SilentRank, host: str) -> str:
 def describe_silent_ranks(
     silent_ranks: Sequence[Standing], world_size: int, is_script: bool
 ) -> dict[str, str]:
-    """Return a line for the sum that a rank did not enter, and a line for each place that lists its
-    other ranks; by the sum, or the place. `is_script`: the program may not count its sums."""
+    """Return a line for the missed sum, and a line for each place with its silent ranks. A line's
+    key is the missed sum, or the place. `is_script`: the program may not count its sums."""
     missed = find_missed_sum(silent_ranks, world_size)
     lines = {missed.why: missed.text} if missed is not None else {}
-    named = set(missed.ranks) if missed is not None else set()
+    # The first line already says where these ranks are.
+    described = set(missed.ranks) if missed is not None else set()
     places: dict[str, list[Standing]] = {}
     for standing in silent_ranks:
-        if (standing.host, standing.rank) not in named:
+        if (standing.host, standing.rank) not in described:
             places.setdefault(standing.place, []).append(standing)
     for place, ranks in places.items():
         names = name_ranks([(standing.host, standing.rank) for standing in ranks])

@@ -1,4 +1,8 @@
-"""Judge the links between machines that `make plan` measured: each pair, and cables at fault."""
+"""Judge the links between machines that `make plan` measured: each pair, and cables at fault.
+
+measurements.py reads the links for a Basis. The links of a training run are judged by
+bottleneck.find_slow_link.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,8 @@ from report.text import aligned
 
 @dataclass(frozen=True)
 class Pair:
+    """The link between two machines; `mbit_to` is the rate from the first host to the second."""
+
     hosts: tuple[str, str]
     mbit_to: float
     mbit_from: float
@@ -32,12 +38,13 @@ class Pair:
 
 @dataclass(frozen=True)
 class Links:
-    """Every pair of machines. Rates in Mbit/s of payload."""
+    """The links of all pairs of machines. Rates in Mbit/s of payload."""
 
     hosts: tuple[str, ...]
     pairs: tuple[Pair, ...]
-    ring: tuple[float, ...]  # that each machine received while all sent
-    mtus: dict[str, float]  # of their network interfaces, if these report it
+    ring: tuple[float, ...]  # the rate at which each machine received while all machines sent
+    # The MTU and the speed (Mbit/s) of each network interface that reports them, by host.
+    mtus: dict[str, float]
     speeds: dict[str, float]
 
     def between(self, host: str, peer: str) -> Pair:
@@ -56,24 +63,24 @@ class Links:
 
 
 def read_links(run: RunRecord, hosts: tuple[str, ...]) -> Links | None:
-    """Read the measurements; None if links were not measured, or not all of them."""
+    """Read the measurements; None unless all links were measured."""
     files: dict[str, LinksFile] = {
         host: convert_what_fits(read_object(run.folder / f"nodes/{host}/links.json", []), LinksFile)
         for host in hosts
     }
 
     def read_pair(host: str, peer: str) -> Pair | None:
-        measured = files[host].pairs.get(peer)
-        figures = structs.asdict(measured) if measured else {}
+        measurement = files[host].pairs.get(peer)
+        figures = structs.asdict(measurement) if measurement else {}
         mtu = figures.pop("mtu", None)
         return Pair((host, peer), mtu=mtu, **figures) if all(figures.values()) and figures else None
 
-    # Either machine of a pair may have measured it.
-    read = [read_pair(a, b) or read_pair(b, a) for a, b in combinations(hosts, 2)]
-    pairs = tuple(pair for pair in read if pair)
+    # Either machine of a pair may have measured their link.
+    measured = [read_pair(a, b) or read_pair(b, a) for a, b in combinations(hosts, 2)]
+    pairs = tuple(pair for pair in measured if pair)
     ring = tuple(file.ring.mbit for file in files.values() if file.ring.mbit)
-    # Conclusions about cables compare all pairs, so a missing one makes them wrong.
-    if not pairs or len(pairs) < len(read) or len(ring) < len(hosts):
+    # Conclusions about cables compare all pairs, so a missing pair makes them wrong.
+    if not pairs or len(pairs) < len(measured) or len(ring) < len(hosts):
         return None
     interfaces = {host: file.interface for host, file in files.items()}
     mtus = {host: interface.mtu for host, interface in interfaces.items() if interface.mtu}
@@ -82,16 +89,17 @@ def read_links(run: RunRecord, hosts: tuple[str, ...]) -> Links | None:
 
 
 def link_rates(links: Links | None) -> tuple[float, ...]:
-    """Return Basis.rates in bytes per second: with n machines the slowest link of their ring,
-    limited by their share of what the switch carried when all sent."""
+    """Return Basis.rates in bytes per second, or () without links."""
     if links is None:
         return ()
     ring, limits = links.ring, []
     for n in range(2, len(ring) + 1):
+        # In a ring of the first n machines each sends to the next. The slowest of these links
+        # counts, or the machine's part of what the switch carried while all machines sent.
         hosts = links.hosts[:n]
         slowest = min(links.between(*pair).mbit for pair in zip(hosts, (*hosts[1:], hosts[0])))
         limits.append(min(slowest, sum(ring) / n if n < len(ring) else min(ring)))
-    # One machine sends nothing; its rate stands for that of two.
+    # A single machine sends nothing. Its unused rate is that of two machines.
     return tuple(rate * 1e6 / 8 for rate in (limits[0], *limits))
 
 
@@ -124,7 +132,7 @@ def links_sentences(links: Links | None) -> tuple[str, ...]:
         *report_slow_pairs(links),
         *report_short_packets(links),
     ]
-    # In a ring each cable carries as much as in a pair, unless machines share one.
+    # In a ring each cable carries as much as in a pair, unless machines share a cable.
     if 1.5 * min(links.ring) < links.slowest:
         sentences.append(
             f"A machine receives {min(links.ring):.0f} Mbit/s while all send, though each single "
@@ -138,7 +146,8 @@ def report_slow_machines(links: Links) -> Iterator[str]:
     fastest = max(links.best.values())
     for host, rate in links.best.items():
         speed = links.speeds.get(host, 0.0)
-        # If all cables are slow, no rate stands out, but a card that reports 100 is not at gigabit.
+        # If all cables are slow, no machine is slower than the others. A card that reports 100
+        # Mbit/s is slow in any case.
         if rate >= fastest / 2 and not 0 < speed <= 100:
             continue
         kind = "a 100 Mbit/s cable, port or card" if rate < 100 else "a bad cable, port or card"
@@ -154,7 +163,7 @@ def report_slow_pairs(links: Links) -> Iterator[str]:
     for pair in links.pairs:
         a, b = pair.hosts
         best = min(links.best[a], links.best[b])
-        # A slow cable would slow all pairs of its machine; here only this pair is slow.
+        # A slow cable slows down all pairs of its machine, but here a single pair is slow.
         if pair.mbit < 0.7 * best:
             yield (
                 f"{a} and {b} reach {pair.mbit:.0f} Mbit/s with each other, but both reach "

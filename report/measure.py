@@ -1,4 +1,8 @@
-"""Measure the mean training step: the figures on which verdict and predictions are based."""
+"""Measure the mean training step of a run, from the records of its ranks.
+
+The verdict, the advice and `make plan` start from the Step that this module returns. This module
+judges and predicts nothing: bottleneck.py, advice.py and predict.py do that.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +29,14 @@ from report.wait_rules import OWN_WORK, SLOWER
 # connections may be warming up. In SETTLED_STEPS a warm-up weighs little, so steps that still
 # change are accepted.
 LEAST_STEPS, SETTLED_STEPS = 20, 200
-# The halves' mean steps may differ by this fraction of the shorter one, or by chance: that many
-# standard errors. Steps that wait for lost packets differ a lot without any trend.
-AGREEMENT, CHANCE = 0.15, 2.0
-# A part may exceed its whole by this factor, because both are not read at the same moment.
-MAX_FRACTION = 1.02
+# The mean steps of both halves agree if they differ by this fraction of the shorter mean, or by
+# this many standard errors: steps that wait for lost packets differ a lot without any trend.
+HALVES_TOLERANCE, HALVES_STANDARD_ERRORS = 0.15, 2.0
+# Counters and clocks are read at different moments, so a transfer may seem to take longer than the
+# loop that contains it, by this factor.
+READING_TOLERANCE = 1.02
+# Work that takes less than this factor of other work is called equally long.
+NOTICEABLE = 1.1
 
 
 @dataclass(frozen=True)
@@ -53,10 +60,8 @@ class Step:
 
     The first step of the attempt is omitted, because it also warms up the device, the loader and
     DDP's buckets. The exact steps with which a compressing strategy begins are omitted, too, unless
-    the run has no other: then they count as steps of `allreduce`, and `pending` is the strategy
-    that never began. `network` is how long even the last rank to arrive waited (the least wait
-    among the ranks, step by step); `peers` is how much longer the others waited for that rank.
-    Their sum is the mean of `sync_exposed`.
+    the run has no other steps. Then the exact steps count as steps of `allreduce`, and `pending` is
+    the strategy that never began.
     """
 
     attempt: int
@@ -66,39 +71,44 @@ class Step:
     images: float  # per step, all ranks
     payload: Payload
     strategy: Strategy | None  # None if this version does not know it
+    # Seconds of the categories in contract/records.py, without `sync_exposed`.
     data: float
     h2d: float
     forward: float
     backward: float
     optimizer: float
     other: float
+    # The two parts of `sync_exposed`. In each step the last rank to arrive at the sum waits least:
+    # this wait is `network`. `peers` is how much longer the ranks wait for that rank, on average.
     network: float
     peers: float
     checkpoint: float  # seconds of saving per step
     ranks: tuple[RankWork, ...]
-    # Seconds per step between epochs, with the waits of other ranks for that work; and the seconds
-    # in which one rank worked there while another waited. Neither is part of the step.
+    # Not part of the step. `between`: seconds per step that ranks work between epochs, or wait for
+    # ranks that do; `rank_work`: those in which one rank works and another waits.
     between: float = 0.0
     rank_work: float = 0.0
-    epochs_begun: int = 0  # after the first one
-    late_by: str = ""  # the category by which the last rank of a step is late, whichever it is
-    # Seconds of a step of that rank by category: its work, and the wait of even that rank.
+    epochs_begun: int = 0  # after the first epoch
+    # The last rank differs from step to step. `late_by`: the category in which the last rank's work
+    # most exceeds the mean of the ranks; `last_rank`: its seconds of a step, by category.
+    late_by: str = ""
     last_rank: dict[str, float] = field(default_factory=dict)
-    # Seconds of the shortest stall for saving; the first one, for example, waits for no other file.
+    # Seconds of the shortest stall for saving. A stall that also waits for the previous file is
+    # longer; the first stall never does.
     least_save: float = math.inf
-    measured_steps: int = 0  # these figures are their mean
-    halves: tuple[float, float] = (0.0, 0.0)  # seconds of a step in each half of them
-    halves_error: float = 0.0  # the standard error of their difference
+    measured_steps: int = 0  # the number of steps in these means
+    halves: tuple[float, float] = (0.0, 0.0)  # seconds of the mean step in each half of the steps
+    halves_error: float = 0.0  # the standard error of the difference of `halves`
     # By the counters of network interfaces; None if they were not recorded.
     bytes_sent: float | None = None  # per node and step
     link_mbit: float | None = None
     rate: float | None = None  # bytes per second that the gradients achieved
     shared_machine: bool = False  # all nodes are one machine: no cable between them
-    pending: Strategy | None = None  # if all steps were its warm-up
+    pending: Strategy | None = None  # the strategy that never began, if all steps were its warm-up
     warm_steps: int = 0  # steps of the warm-up
-    warm_seconds: float = 0.0  # of one such step, if other steps follow
+    warm_seconds: float = 0.0  # of one step of the warm-up, if other steps follow
     phases: Phases = field(default_factory=lambda: Phases(1, 0))  # of the run
-    length: float | None = None  # planned steps; None if the number of epochs is unknown
+    planned_steps: float | None = None  # of the run; None if its number of epochs is unknown
     program: PlannedProgram = field(default_factory=PlannedProgram)
     family: str | None = None  # of its optimizer, if a rank recorded it
     contradiction: str | None = None  # a sentence on an impossible figure, which was omitted
@@ -120,8 +130,8 @@ class Step:
                 f"a verdict needs {LEAST_STEPS} steps, but only {self.measured_steps} were measured"
             )
         shorter, longer = sorted(self.halves)
-        agree = longer - shorter <= max(AGREEMENT * shorter, CHANCE * self.halves_error)
-        if agree or self.measured_steps >= SETTLED_STEPS:
+        tolerance = max(HALVES_TOLERANCE * shorter, HALVES_STANDARD_ERRORS * self.halves_error)
+        if longer - shorter <= tolerance or self.measured_steps >= SETTLED_STEPS:
             return ""
         halves = [seconds(half) for half in self.halves]
         return (
@@ -131,7 +141,9 @@ class Step:
     @property
     def before_one_pass(self) -> bool:
         """True if the run took fewer steps than one pass over the data has."""
-        return self.length is not None and self.steps * self.phases.epochs < self.length
+        # One pass has planned_steps / epochs steps.
+        planned = self.planned_steps
+        return planned is not None and self.steps * self.phases.epochs < planned
 
     @property
     def compute(self) -> float:
@@ -147,14 +159,14 @@ class Step:
         return self.work + self.network + self.peers
 
     @property
-    def training(self) -> float:
-        """A step with its share of saving and of work between epochs: the total of all shares."""
+    def training_seconds(self) -> float:
+        """A step with its part of saving and of work between epochs: the whole of `step_shares`."""
         return self.seconds + self.checkpoint + self.between
 
     def payload_for(self, strategy: Strategy) -> Payload:
         """Return the gradients in `strategy`'s default buckets, unless the run chose a size."""
         default = self.strategy.rule.bucket_mb * MIB if self.strategy else None
-        # The user chose a size of buckets, which another strategy would keep.
+        # If the user chose a size of buckets, another strategy would use the same size.
         if self.payload.bucket != default:
             return self.payload
         return replace(self.payload, bucket=strategy.rule.bucket_mb * MIB)
@@ -185,45 +197,50 @@ def measure_step(run: RunRecord, networks: list[NetworkUsage]) -> Step | None:
         return None
     step = step_of_ranks(records, run.program)
     hosts = {record.host for record in records}
-    used = [use for use in networks if use.host in hosts and use.attempt == step.attempt]
+    uses = [use for use in networks if use.host in hosts and use.attempt == step.attempt]
     step = replace(
         step,
-        bytes_sent=mean_or_none([use.sent_per_step for use in used]),
-        link_mbit=min((use.speed_mbit for use in used if use.speed_mbit), default=None),
-        shared_machine=len(hosts) > 1 and all(use.shared_by > 1 for use in used) and bool(used),
+        bytes_sent=mean_or_none([use.sent_per_step for use in uses]),
+        link_mbit=min((use.speed_mbit for use in uses if use.speed_mbit), default=None),
+        shared_machine=len(hosts) > 1 and all(use.shared_by > 1 for use in uses) and bool(uses),
     )
     if step.bytes_sent is not None and step.link_mbit is not None:
-        # The counters cover the whole loop, evaluation included. A count that the link could not
-        # have carried in that time is wrong.
-        loop = statistics.fmean(record.clock / record.step_count for record in records)
-        least = step.bytes_sent / formulas.line_rate(step.link_mbit)
-        if least > MAX_FRACTION * loop:
+        # The counters cover the whole loop, evaluation included. If the link could not have carried
+        # these bytes in the time of the loop, the counters are wrong.
+        loop_seconds = statistics.fmean(record.clock / record.step_count for record in records)
+        transfer_seconds = step.bytes_sent / formulas.line_rate(step.link_mbit)
+        if transfer_seconds > READING_TOLERANCE * loop_seconds:
             step = replace(
                 step,
                 bytes_sent=None,
                 contradiction="The network counters say that each node sent "
-                f"{size(step.bytes_sent)} per step, which takes {seconds(least)} at "
+                f"{size(step.bytes_sent)} per step, which takes {seconds(transfer_seconds)} at "
                 f"{link_speed(step.link_mbit)}, but a whole step took only "
-                f"{seconds(loop)}. The report ignores the counters. Please report "
+                f"{seconds(loop_seconds)}. The report ignores the counters. Please report "
                 "this as a bug.",
             )
-    return replace(step, rate=achieved_rate(step, used))
+    return replace(step, rate=achieved_rate(step, uses))
 
 
 def step_of_ranks(records: list[RankRecord], program: PlannedProgram) -> Step:
     """Return the mean step by the ranks' records, without the counters of network interfaces."""
-    later = has_later_steps(records)
+    skip_warm_up = has_steps_after_warm_up(records)
     # A wait for another rank's work between epochs counts as that work, not as part of a step.
-    epoch_waits = waits_between(records, later)
-    counts, between, ranks = [], 0.0, []
+    epoch_waits = waits_between(records, skip_warm_up)
+    counts, between, ranks, savings = [], 0.0, [], []
     for record, wait in zip(records, epoch_waits.seconds):
-        lines, spent = measured_lines(record, later), steady_seconds(record, later)
+        lines = measured_lines(record, skip_warm_up)
+        spent = steady_seconds(record, skip_warm_up)
         count = count_steps(record, lines)
         spent["sync_exposed"] -= wait / count
         spent[BETWEEN] = sum(record.steps.between[line] for line in lines) / count
         between += (spent[BETWEEN] + wait / count) / len(records)
-        ranks.append(RankWork(record.host, record.rank, spent, images_of(record)))
+        ranks.append(RankWork(record.host, record.rank, spent, images_per_step(record)))
         counts.append(count)
+        # The `end` line, which comes last, has the wait for the last file after training.
+        end = record.other_lines[-1] if record.end.mono is not None and record.other_lines else None
+        at_end = end.seconds.get("checkpoint", 0.0) if end else 0.0
+        savings.append((record.seconds.get("checkpoint", 0.0) - at_end) / record.step_count)
     mean = {
         category: statistics.fmean(rank.seconds.get(category, 0.0) for rank in ranks)
         for category in (*OWN_WORK, "sync_exposed")
@@ -231,25 +248,27 @@ def step_of_ranks(records: list[RankRecord], program: PlannedProgram) -> Step:
     start = records[0].start
     pending, strategy = None, formulas.strategy_of(start)
     # A run that never got past the warm-up measured exact sums.
-    warm = max(map(warm_steps, records))
-    if warm and not later:
+    warm = max(map(count_warm_up_steps, records))
+    if warm and not skip_warm_up:
         pending, strategy = strategy, parse(EXACT)
-    # The network's part: over the pieces of the loop, the wait of the last rank.
-    last = last_rank(records, later)
-    # Without pieces, no lines of all ranks end at the same step.
+    # Even the last rank waits for the network; the longer waits of other ranks are for that rank.
+    last = measure_last_rank(records, skip_warm_up)
     network = last.get("sync_exposed")
     if network is None:
-        network = min(steady_seconds(r, later).get("sync_exposed", 0.0) for r in records)
+        # The ranks have no pieces in common, so the rank with the shortest mean wait stands for
+        # the last rank of each step.
+        network = min(steady_seconds(r, skip_warm_up).get("sync_exposed", 0.0) for r in records)
     late_by = max(OWN_WORK, key=lambda name: last.get(name, 0.0) - mean[name])
-    # Charged waits were subtracted from the mean, but not from the pieces.
+    # The waits between epochs were subtracted from the mean, but not from the pieces.
     network = min(network, mean["sync_exposed"])
     peers = mean["sync_exposed"] - network
-    # A script chooses its exact steps itself, and does not record its optimizer.
+    # A script records no optimizer.
     optimizer = OPTIMIZERS.get(str(start.options.get("optimizer")))
     family = optimizer.family if optimizer else None
-    chosen = not start.options or start.options.get("sync_warmup") is not None
-    saves = [line.seconds.get("checkpoint", 0.0) for r in records for line in r.other_lines]
-    halves = compare_halves(records, later)
+    # A script, which has no options here, chooses the length of its warm-up itself.
+    warm_up_chosen = not start.options or start.options.get("sync_warmup") is not None
+    stalls = [line.seconds.get("checkpoint", 0.0) for r in records for line in r.other_lines]
+    halves = compare_halves(records, skip_warm_up)
     world = int(start.world_size or len(records))
     bucket: dict[str, Any] = {"bucket": start.bucket_mb * MIB} if start.bucket_mb else {}
     return Step(
@@ -258,7 +277,7 @@ def step_of_ranks(records: list[RankRecord], program: PlannedProgram) -> Step:
         world=world,
         steps=max(record.step_count for record in records),
         # A rank without a file counts as the mean of the others.
-        images=world * statistics.fmean(map(images_of, records)),
+        images=world * statistics.fmean(map(images_per_step, records)),
         payload=Payload(float(start.gradient_bytes or 0.0), **bucket),
         strategy=strategy,
         data=mean["data"],
@@ -269,32 +288,25 @@ def step_of_ranks(records: list[RankRecord], program: PlannedProgram) -> Step:
         other=mean["other"],
         network=network,
         peers=peers,
-        checkpoint=statistics.fmean(saved(record) / record.step_count for record in records),
+        checkpoint=statistics.fmean(savings),
         ranks=tuple(ranks),
         between=between,
         rank_work=epoch_waits.worked_alone / min(counts),
         epochs_begun=max(record.epochs_begun for record in records),
         late_by=late_by if last.get(late_by, 0.0) > mean[late_by] else "",
         last_rank=last,
-        least_save=min((stall for stall in saves if stall > 0), default=math.inf),
+        least_save=min((stall for stall in stalls if stall > 0), default=math.inf),
         measured_steps=min(counts),
         halves=halves.seconds,
         halves_error=halves.error,
         pending=pending,
         warm_steps=warm,
-        warm_seconds=warm_step_seconds(records) if later else 0.0,
-        phases=Phases(start.epochs or 1, start.warmup or 0, family or SGD, chosen),
-        length=planned_steps(start),
+        warm_seconds=measure_warm_up_step(records) if skip_warm_up else 0.0,
+        phases=Phases(start.epochs or 1, start.warmup or 0, family or SGD, warm_up_chosen),
+        planned_steps=count_planned_steps(start),
         program=program,
         family=family,
     )
-
-
-def saved(record: RankRecord) -> float:
-    """Return the seconds for which saving stalled a rank, except the wait at its end."""
-    end = record.other_lines[-1] if record.end.mono is not None and record.other_lines else None
-    at_end = end.seconds.get("checkpoint", 0.0) if end else 0.0
-    return record.seconds.get("checkpoint", 0.0) - at_end
 
 
 def longest_attempt(records: list[RankRecord]) -> list[RankRecord]:
@@ -308,37 +320,37 @@ def longest_attempt(records: list[RankRecord]) -> list[RankRecord]:
     return [record for record in stepped if record.attempt == longest]
 
 
-def planned_steps(start: RankStart) -> float | None:
+def count_planned_steps(start: RankStart) -> float | None:
     """Return the number of steps of the whole run; None if its epochs are not known."""
     epochs, per_epoch = start.epochs, start.steps_per_epoch
     return epochs * per_epoch if epochs and per_epoch else None
 
 
-def warm_steps(record: RankRecord) -> int:
+def count_warm_up_steps(record: RankRecord) -> int:
     """Return the number of exact steps with which a compressing strategy begins."""
     columns = record.steps
     return sum(steps for steps, exact in zip(columns.count, columns.exact) if exact)
 
 
-def has_later_steps(records: list[RankRecord]) -> bool:
-    """Return True if all ranks have steps after a warm-up, the first of all not counted."""
-    return all(count_steps(record, measured_lines(record, later=True)) > 1 for record in records)
+def has_steps_after_warm_up(records: list[RankRecord]) -> bool:
+    """Return True if all ranks have several measured steps after a strategy's warm-up."""
+    return all(count_steps(r, measured_lines(r, skip_warm_up=True)) > 1 for r in records)
 
 
-def measured_lines(record: RankRecord, later: bool) -> list[int]:
-    """Return the indices of the lines that count: without the first step, and with `later` without
-    the warm-up."""
+def measured_lines(record: RankRecord, skip_warm_up: bool) -> list[int]:
+    """Return the indices of the lines that measurements use: all but the first line. With
+    `skip_warm_up`, measurements also omit the lines of a strategy's exact first steps."""
     exact = record.steps.exact
-    return [line for line in range(1, len(exact)) if not (later and exact[line])]
+    return [line for line in range(1, len(exact)) if not (skip_warm_up and exact[line])]
 
 
 def count_steps(record: RankRecord, lines: list[int]) -> int:
     return sum(record.steps.count[line] for line in lines)
 
 
-def steady_seconds(record: RankRecord, later: bool) -> dict[str, float]:
-    """Return the mean seconds by category of the steps that count."""
-    lines = measured_lines(record, later)
+def steady_seconds(record: RankRecord, skip_warm_up: bool) -> dict[str, float]:
+    """Return the mean seconds of a rank's measured steps, by category."""
+    lines = measured_lines(record, skip_warm_up)
     steps = count_steps(record, lines)
     return {
         category: sum(map(values.__getitem__, lines)) / steps
@@ -347,35 +359,37 @@ def steady_seconds(record: RankRecord, later: bool) -> dict[str, float]:
 
 
 class Halves(NamedTuple):
-    seconds: tuple[float, float]  # of a mean step in each half
-    error: float  # the standard error of their difference
+    seconds: tuple[float, float]  # of the mean step of each half
+    error: float  # the standard error of the difference of `seconds`
 
 
-def compare_halves(records: list[RankRecord], later: bool) -> Halves:
-    """Return the mean step in the first and in the second half of the steps that count."""
-    # A line belongs to the half that its middle is in. From SETTLED_STEPS on the error is 0,
-    # because it no longer decides anything.
+def compare_halves(records: list[RankRecord], skip_warm_up: bool) -> Halves:
+    """Return the mean step in the first and in the second half of the measured steps."""
     spent, steps, errors = [0.0, 0.0], [0, 0], []
     for record in records:
-        lines, columns, totals = measured_lines(record, later), record.steps, record.steps.total
+        lines, columns = measured_lines(record, skip_warm_up), record.steps
+        totals = columns.total
         all_steps, passed = count_steps(record, lines), 0
         means: tuple[list[float], list[float]] = ([], [])  # of each line, by half
         for line in lines:
             count = columns.count[line]
+            # A line of several steps belongs to the half (0 or 1) that contains its middle.
             half = int(2 * passed + count > all_steps)
             spent[half] += totals[line]
             steps[half] += count
             passed += count
             means[half].append(totals[line] / count)
+        # From SETTLED_STEPS on the error decides nothing, so it stays 0.
         if all_steps < SETTLED_STEPS and all(len(half) > 1 for half in means):
             errors.append(math.sqrt(sum(statistics.variance(m) / len(m) for m in means)))
     early, late = (spent[half] / max(1, steps[half]) for half in (0, 1))
-    # The mean, not less for many ranks: they wait for each other in the same steps.
+    # Ranks wait for each other in the same steps, so their errors are not independent. More ranks
+    # therefore do not make the error smaller than the mean of the ranks' errors.
     return Halves((early, late), statistics.fmean(errors) if errors else 0.0)
 
 
-def warm_step_seconds(records: list[RankRecord]) -> float:
-    """Return the mean seconds of an exact step, the first step not counted; 0 if there is none."""
+def measure_warm_up_step(records: list[RankRecord]) -> float:
+    """Return the mean seconds of a warm-up step without the first step; 0 if a rank has none."""
     seconds = steps = 0.0
     for record in records:
         columns = record.steps
@@ -388,36 +402,39 @@ def warm_step_seconds(records: list[RankRecord]) -> float:
 
 
 class Piece(NamedTuple):
-    """Steps between two at which lines of all ranks end. `ranks`: seconds by category of each."""
+    """Successive steps of all ranks. `ranks`: for each rank its seconds, in the order of the
+    categories that `joint_pieces` got."""
 
     steps: float
     ranks: list[tuple[float, ...]]
 
 
 def joint_pieces(
-    records: list[RankRecord], later: bool, categories: Sequence[str]
+    records: list[RankRecord], skip_warm_up: bool, categories: Sequence[str]
 ) -> Iterator[Piece]:
-    """Cut the steps that count into pieces that all ranks have in common: a line may cover several
-    steps, and each rank ends its lines itself."""
-    ends = [{r.steps.step[line] for line in measured_lines(r, later)} for r in records]
-    # Only at these steps can the waits of ranks be compared.
-    common = set.intersection(*ends) if ends else set()
-    pieces: dict[int, list[tuple[float, ...]]] = {}
+    """Cut the measured steps into the smallest pieces that end at a line's end on every rank."""
+    # A line may cover several steps, and each rank ends its lines itself. Example: if the lines of
+    # rank 0 end at steps 2, 4 and 6, and those of rank 1 at 3 and 6, the only piece ends at step 6.
+    ends = [{r.steps.step[line] for line in measured_lines(r, skip_warm_up)} for r in records]
+    common_ends = set.intersection(*ends) if ends else set()
+    pieces: dict[int, list[tuple[float, ...]]] = {}  # by the last step
     for record in records:
-        columns, lines = record.steps, measured_lines(record, later)
+        columns, lines = record.steps, measured_lines(record, skip_warm_up)
         steps = [columns.step[line] for line in lines]
-        cuts = [cut for cut, step in enumerate(steps) if step in common]
+        cuts = [cut for cut, step in enumerate(steps) if step in common_ends]
         summed: list[Sequence[float]] = [
             columns.count,
             *map(columns.seconds.__getitem__, categories),
         ]
-        # Differences of running sums: a run has a million lines, and this is done in C.
+        # The sum of a piece is the difference of the running sums at both of its ends. `map` and
+        # `accumulate` run in C, which matters for the million lines of a long run.
         sums: list[Iterator[float]] = []
         for column in summed:
             running = [*accumulate(map(column.__getitem__, lines))]
             sums.append(map(sub, map(running.__getitem__, cuts), [0, *(running[c] for c in cuts)]))
         for cut, piece in zip(cuts, zip(*sums)):
             pieces.setdefault(steps[cut], []).append(piece)
+    # Each tuple begins with the number of steps; the seconds follow.
     for ranks in pieces.values():
         yield Piece(max(count for count, *_ in ranks), [piece[1:] for piece in ranks])
 
@@ -425,12 +442,12 @@ def joint_pieces(
 class EpochWaits(NamedTuple):
     """Waits for ranks that still work between two epochs."""
 
-    seconds: list[float]  # that each rank waited
-    worked_alone: float  # seconds in which some rank worked there and another did not
+    seconds: list[float]  # the wait of each rank
+    worked_alone: float  # seconds in which some rank worked between epochs and another did not
 
 
-def waits_between(records: Sequence[RankRecord], later: bool = False) -> EpochWaits:
-    """Return how long each rank waited for others that still worked between two epochs."""
+def waits_between(records: Sequence[RankRecord], skip_warm_up: bool = False) -> EpochWaits:
+    """Return how long each rank waited for ranks that still worked between two epochs."""
     waits, worked_alone = [0.0] * len(records), 0.0
     columns = [record.steps for record in records]
     # Any rank may be the one that works between epochs.
@@ -438,33 +455,34 @@ def waits_between(records: Sequence[RankRecord], later: bool = False) -> EpochWa
         step
         for c in columns
         for step, between, exact in zip(c.step, c.between, c.exact)
-        if between and not (later and exact)
+        if between and not (skip_warm_up and exact)
     }
     for end in ends:
         lines = [(c, bisect_left(c.step, end)) for c in columns]
-        # Work of a second or more ends a line at this step on all ranks.
+        # Only work of a second or more ends a line at this step on all ranks.
         if any(line == len(c) or c.step[line] != end for c, line in lines):
             continue
         worked = [c.between[line] for c, line in lines]
         worked_alone += max(worked) - min(worked)
+        # A rank waits for the rank that works longest, but no longer than its line recorded.
         for rank, (c, line) in enumerate(lines):
             waited = c.seconds["sync_exposed"][line]
             waits[rank] += min(waited, max(worked) - worked[rank])
     return EpochWaits(waits, worked_alone)
 
 
-def last_rank(records: list[RankRecord], later: bool) -> dict[str, float]:
-    """Return the mean seconds of a step of its last rank by category; {} without common pieces."""
-    # The last rank is the one that waits least, in each piece another one, so its seconds add up to
-    # those of the step.
+def measure_last_rank(records: list[RankRecord], skip_warm_up: bool) -> dict[str, float]:
+    """Return the mean seconds of the last rank of a step, by category; {} without common pieces."""
+    # The last rank waits least. `sync_exposed` is the first category, so that `min` finds this rank
+    # in each piece. Its seconds of all pieces add up to the time of the steps.
     categories = ["sync_exposed", *OWN_WORK]
     spent, steps = [0.0] * len(categories), 0.0
-    for piece in joint_pieces(records, later, categories):
+    for piece in joint_pieces(records, skip_warm_up, categories):
         spent, steps = [*map(add, spent, min(piece.ranks))], steps + piece.steps
     return {name: value / steps for name, value in zip(categories, spent) if steps}
 
 
-def images_of(record: RankRecord) -> float:
+def images_per_step(record: RankRecord) -> float:
     """Return a rank's images in its mean step; 0 if they were not counted."""
     return 0.0 if record.is_uncounted else sum(record.steps.samples) / record.step_count
 
@@ -477,12 +495,13 @@ class TrainingTotals(NamedTuple):
 
 
 def training_totals(records: Sequence[RankRecord], skipped: int = 0) -> TrainingTotals:
-    """Return the totals over all attempts, without the first `skipped` lines of each rank. A rank
-    without a file counts as the mean of the others. 0 images if a rank did not count them."""
+    """Return the totals over all attempts, without the first `skipped` lines of each rank. If a
+    rank did not count its images, `images` is 0."""
     images = seconds = 0.0
     for attempt in {record.attempt for record in records}:
         stepped = [r for r in records if r.attempt == attempt and len(r.steps) > skipped]
         if stepped:
+            # A rank without a file counts as the mean of the other ranks.
             world = max(len(stepped), int(stepped[0].start.world_size or 0))
             images += world * statistics.fmean(sum(r.steps.samples[skipped:]) for r in stepped)
             seconds += statistics.fmean(sum(r.steps.total[skipped:]) for r in stepped)
@@ -500,14 +519,14 @@ def unsummed_steps(records: Sequence[RankRecord]) -> int:
 
 def images_per_second(records: Sequence[RankRecord]) -> float | None:
     """Return the training images of all ranks over the time of their steps, warm-up included."""
-    # The first line of each rank and attempt is omitted: its step also warms up the device, the
-    # loader and DDP's buckets. None without other lines. All views show this speed.
+    # `make status`, `make top` and the report all show this speed. It omits the first line of each
+    # rank and attempt, which also warms up the device, the loader and DDP's buckets.
     total = training_totals(records, skipped=1)
     return total.images / total.seconds if total.images and total.seconds > 0 else None
 
 
 def machine_speeds(step: Step) -> dict[str, float]:
-    """Return the images/s of each machine without others, by the work of its slowest rank."""
+    """Return the images/s of each machine without the others, by the work of its slowest rank."""
     # Nodes that share a machine slow each other down: none of them has a speed.
     if step.shared_machine:
         return {}
@@ -519,22 +538,22 @@ def machine_speeds(step: Step) -> dict[str, float]:
     return {host: images[host] / spent[host] for host in by_host if images[host] and spent[host]}
 
 
-def achieved_rate(step: Step, used: list[NetworkUsage]) -> float | None:
-    """Return the bytes per second that the gradients achieved, by the wait of a step."""
-    # It is at most what the link carries, and at least what the interface sent in some second.
+def achieved_rate(step: Step, uses: list[NetworkUsage]) -> float | None:
+    """Return the bytes per second that the gradients achieved; None if that is unknown."""
     if step.strategy is None or step.network <= 0 or not step.payload.bytes or step.nodes == 1:
         return None
-    moved = step.bytes_sent
+    sent_bytes = step.bytes_sent
     # Without counters the bytes follow from the strategy.
-    if moved is None:
-        moved = step.strategy.bytes_per_step(step.nodes, step.payload, step.gpus)
-    if not moved:
+    if sent_bytes is None:
+        sent_bytes = step.strategy.bytes_per_step(step.nodes, step.payload, step.gpus)
+    if not sent_bytes:
         return None
     # The wait is only the part of the transfer that backward does not hide.
-    rate = moved / formulas.transfer_of(step.network, step.payload, step.backward)
+    rate = sent_bytes / formulas.transfer_of(step.network, step.payload, step.backward)
+    # The rate is at most what the link carries, and at least what an interface sent in some second.
     if step.link_mbit:
         rate = min(rate, formulas.line_rate(step.link_mbit))
-    peaks = [use.maximum(SENT) for use in used if use.shared_by == 1]
+    peaks = [use.maximum(SENT) for use in uses if use.shared_by == 1]
     return max([rate, *peaks])
 
 
@@ -544,16 +563,16 @@ def mean_or_none(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(numbers) if numbers else None
 
 
-class Slowest(NamedTuple):
+class SlowestRank(NamedTuple):
     """The rank with the most work per step, and the median seconds of the other ranks' work."""
 
     rank: RankWork
     median: float
-    place: str  # what is slow: its machine, or its device there
+    location: str  # `node3` if the machine is slow, `node3's device of rank 5` if the device is
 
     @property
     def delay(self) -> float:
-        """Seconds by which its work takes longer."""
+        """Seconds by which the work of this rank exceeds `median`."""
         return self.rank.work_seconds - self.median
 
     @property
@@ -561,13 +580,13 @@ class Slowest(NamedTuple):
         return self.rank.work_seconds > SLOWER * self.median
 
 
-def slowest(step: Step) -> Slowest:
-    """Find the slowest rank. If it is the only one, the median is that of its work."""
+def find_slowest_rank(step: Step) -> SlowestRank:
+    """Return the slowest rank. In a run of one rank, `median` is the work of that rank."""
     rank = max(step.ranks, key=lambda rank: rank.work_seconds)
     work = [faster.work_seconds for faster in step.ranks if faster is not rank]
     median = statistics.median(work) if work else rank.work_seconds
-    # If another rank of that machine is not as slow, the machine is not to blame.
+    # If another rank of that machine is noticeably faster, the machine is not to blame.
     neighbours = [r.work_seconds for r in step.ranks if r.host == rank.host and r is not rank]
-    if neighbours and rank.work_seconds >= 1.1 * min(neighbours):
-        return Slowest(rank, median, f"{rank.host}'s device of rank {rank.rank}")
-    return Slowest(rank, median, rank.host)
+    if neighbours and rank.work_seconds >= NOTICEABLE * min(neighbours):
+        return SlowestRank(rank, median, f"{rank.host}'s device of rank {rank.rank}")
+    return SlowestRank(rank, median, rank.host)

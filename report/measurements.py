@@ -1,4 +1,9 @@
-"""Find what a prediction starts from: the newest run of the model, or what `make plan` measured."""
+"""Find the Basis of a prediction: a run of the same model, a measurement of `make plan`, or a GPU's
+published speed.
+
+plan.py calls `find_basis` and `basis_on_paper`, and predict.py predicts from the Basis. The
+launcher calls `newest_speeds` and `script_speeds` to divide a batch among machines.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +36,8 @@ from report.usage import usage_of
 
 def basis_on_paper(gpu: str, model: str, precision: str | None) -> Basis:
     """Return the basis of a GPU that nobody measured. Raises UserError if its speed is unknown."""
-    level = published_speeds.level_of(gpu) if precision in (None, "auto") else str(precision)
+    automatic = precision in (None, "auto")
+    level = published_speeds.best_precision(gpu) if automatic else str(precision)
     speed, source = published_speeds.images_per_second(gpu, model, level)
     step = published_speeds.paper_step(gpu, model, level)
     about = (f"One {gpu}, not measured: {speed:.0f} images/s, {source}.",)
@@ -69,8 +75,8 @@ class Question:
 
 
 def find_basis(options: Question) -> Basis:
-    """Return the basis of the run that the user named, else of the newest one that fits. Raises
-    UserError, or NothingMeasured if there is none."""
+    """Return the basis of the run that the user named, else of the newest run or measurement that
+    fits the options. Raises UserError, and NothingMeasured if nothing fits."""
     if options.run:
         basis = read_basis(Path(options.run))
         if basis is None:
@@ -82,7 +88,7 @@ def find_basis(options: Question) -> Basis:
     )
     for folder in folders_of(Path(options.runs), options.model):
         basis = read_basis(folder)
-        # A run stays valid, but an old measurement may be of other cables and drivers.
+        # A run stays valid, but a measurement (it has machines) may be of other cables and drivers.
         if basis is None or (basis.machines and not runs.is_fresh(basis.unix)):
             continue
         if runs.still_applies(basis.setting, setting, options.nodes):
@@ -117,13 +123,12 @@ def folders_of(root: Path, model: str) -> Iterator[Path]:
             yield path
 
 
-MOST_FOLDERS = 12  # newest runs and measurements that are read for speeds
+MOST_FOLDERS = 12  # the newest runs and measurements are searched for speeds
 
 
 def newest_speeds(root: Path, setting: runs.Setting) -> dict[str, float]:
-    """Return the images/s of each of these machines without others, by its newest measurement."""
-    # Only their ratios matter, so older speeds are scaled by the machines that both have. For the
-    # same reason other batch sizes are used too, after all measurements with this one.
+    """Return the images/s of the machines of `setting`, each without the other machines, by their
+    newest runs or measurements. Machines without a speed are absent."""
     same_model, bases = replace(setting, batch=None, machines=()), []
     for folder in islice(folders_of(root, setting.model), MOST_FOLDERS):
         basis = None
@@ -135,6 +140,8 @@ def newest_speeds(root: Path, setting: runs.Setting) -> dict[str, float]:
             and runs.still_applies(replace(basis.setting, machines=()), same_model, 0)
         ):
             bases.append(basis)
+    # Only the ratios of speeds matter, so another batch size will do. Bases with the batch size of
+    # `setting` come first, and bases of equal rank stay in their order, the newest first.
     speeds: dict[str, float] = {}
     for basis in sorted(bases, key=lambda basis: basis.batch != setting.batch):
         # Speeds at the same batch size need no common machine to be scaled by.
@@ -145,15 +152,16 @@ def newest_speeds(root: Path, setting: runs.Setting) -> dict[str, float]:
 
 
 def script_speeds(root: Path, name: str, options: Mapping[str, object]) -> dict[str, float]:
-    """Return the samples/s of each machine without others, by the newest run of a script that timed
-    it. `name`: of the program; `options`: what plan.json has of such a run."""
+    """Return the samples/s of each machine, without the other machines, by the newest timed run of
+    a script. `name`: of the program. `options`: values that the plan.json of such a run must
+    have."""
     speeds: dict[str, float] = {}
     for folder in islice(folders_of(root, name), MOST_FOLDERS):
         with contextlib.suppress(UserError):  # a damaged folder
             run = read_run(folder)
             planned = run.plan.options or {}
-            is_same = all(planned.get(key) == value for key, value in options.items())
-            step = measure_step(run, usage_of(run).networks) if is_same else None
+            has_options = all(planned.get(key) == value for key, value in options.items())
+            step = measure_step(run, usage_of(run).networks) if has_options else None
             is_fresh = runs.is_fresh(runs.begin_unix(folder.name), runs.SCRIPT_DAYS)
             if step and is_fresh and step.measured_steps >= LEAST_STEPS:
                 speeds = merge_speeds(speeds, machine_speeds(step))
@@ -161,8 +169,9 @@ def script_speeds(root: Path, name: str, options: Mapping[str, object]) -> dict[
 
 
 def merge_speeds(speeds: dict[str, float], older: dict[str, float]) -> dict[str, float]:
-    """Add the speeds of machines that only an older measurement has, scaled by those of both."""
-    # Only ratios matter, and the older run may have had another batch or model.
+    """Add the speeds of machines that only `older` has. They are scaled by the mean ratio of the
+    machines that both have; without such a machine nothing is added."""
+    # The older run may have had another batch or model, but only the ratios of speeds matter.
     ratios = [speeds[name] / speed for name, speed in older.items() if name in speeds]
     if speeds and not ratios:
         return speeds
@@ -177,14 +186,15 @@ def read_basis(folder: Path) -> Basis | None:
     return read_measured(run) if measured else read_trained(run)
 
 
-SHARED = (
+# What a user must know about a basis whose nodes were processes of one PC.
+ONE_PC = (
     "They were processes of one PC, on which more of them gain nothing. The rest of this page is "
     "about as many PCs like it with a link between them; with all of its cores each is faster."
 )
 
 
 def read_trained(run: RunRecord) -> Basis | None:
-    """Return the basis of a run, whose machines have one step in common."""
+    """Return the basis of a run; None if it has no step, or no size of gradients."""
     uses = usage_of(run)
     step = measure_step(run, uses.networks)
     if step is None or not step.payload.bytes:
@@ -195,7 +205,8 @@ def read_trained(run: RunRecord) -> Basis | None:
     evaluate_seconds = sum(r.seconds.get("evaluate", 0.0) for r in records) / len(records)
     name = run.folder.resolve().name
     about = [f"In run {name}, a step took {seconds(step.work)} without waiting for other ranks."]
-    about += [SHARED] if step.shared_machine else []
+    about += [ONE_PC] if step.shared_machine else []
+    # A run has a single step, which stands for any number of its machines.
     steps = (without_reading(step, reading) if reading else step,)
     basis = basis_of(run, steps, evaluate_seconds / evaluations, tuple(about))
     return replace(basis, machine_speeds=machine_speeds(step), reading=reading)
@@ -204,13 +215,14 @@ def read_trained(run: RunRecord) -> Basis | None:
 def basis_of(
     run: RunRecord, steps: tuple[Step, ...], evaluate_seconds: float, about: tuple[str, ...]
 ) -> Basis:
+    """Return the basis of a run or measurement; the arguments are fields of Basis."""
     start = next((record.start for record in run.ranks if record.start), RankStart())
     images, pixels = start.train_images, start.image_size
     return Basis(
         run=run.folder.resolve().name,
         model=start.model or "unknown",
         image_size=int(pixels) if pixels else None,
-        # The global batch of that run, divided evenly among its machines.
+        # The machines are taken to have equal batches.
         batch=round((start.global_batch or steps[0].images) / steps[0].nodes),
         steps=steps,
         train_images=int(images) if images else None,
@@ -221,38 +233,34 @@ def basis_of(
 
 
 def read_measured(run: RunRecord) -> Basis | None:
-    """Return the basis of a measurement, in which each machine trained without others."""
+    """Return the basis of a measurement, in which each machine trained without the other machines.
+    Return None if a machine is missing, because it may be the slowest."""
     nodes = run.plan.nodes
     hosts = tuple(str(node.host) for node in nodes)
-    shared = sum(node.connection == "local" for node in nodes) > 1
+    on_one_pc = sum(node.connection == "local" for node in nodes) > 1
     steps = []
     for host in hosts:
+        # The ranks of each machine were a world of their own, without a network.
         ranks = [record for record in run.ranks if record.host == host]
-        # Each machine was a world of one rank or more, without a network.
         step = measure_step(replace(run, ranks=ranks), [])
         if step is not None and step.payload.bytes:
-            steps.append(replace(step, shared_machine=shared))
-    # A machine that is missing may be the slowest, so nothing is predicted without it.
+            steps.append(replace(step, shared_machine=on_one_pc))
     if run.status != "finished" or not steps or len(steps) < len(hosts):
         return None
     unix, links = run.plan.created_unix or 0.0, read_links(run, hosts)
     start, data = run.ranks[0].start, bool(run.plan.data)
     about = [
         *steps_sentences(hosts, steps, unix, data, start.parameters or 0.0),
-        *([] if shared else balance_sentences(hosts, steps)),
+        *([] if on_one_pc else balance_sentences(hosts, steps)),
         *links_sentences(links),
-        *([SHARED] if shared else []),
+        *([ONE_PC] if on_one_pc else []),
     ]
-    basis = basis_of(
-        run,
-        # A run on n machines uses the first n.
-        tuple(balanced_step(steps[:n]) for n in range(1, len(steps) + 1)),
-        # Evaluation loads images and computes forward.
-        (start.eval_images or 0.0)
-        / steps[0].images
-        * (steps[0].data + steps[0].h2d + steps[0].forward),
-        tuple(about),
-    )
+    # A run on n machines uses the first n machines.
+    joint_steps = tuple(balanced_step(steps[:n]) for n in range(1, len(steps) + 1))
+    # Evaluation loads images and computes forward.
+    batches = (start.eval_images or 0.0) / steps[0].images
+    evaluate_seconds = batches * (steps[0].data + steps[0].h2d + steps[0].forward)
+    basis = basis_of(run, joint_steps, evaluate_seconds, tuple(about))
     return replace(
         basis,
         machines=hosts,
@@ -260,7 +268,7 @@ def read_measured(run: RunRecord) -> Basis | None:
         rates=link_rates(links),
         links=links,
         train_images=basis.train_images if data else None,  # noise has no epochs
-        machine_speeds={} if shared else dict(zip(hosts, map(speed_of, steps))),
+        machine_speeds={} if on_one_pc else dict(zip(hosts, map(speed_of, steps))),
     )
 
 
@@ -270,20 +278,20 @@ def speed_of(step: Step) -> float:
 
 
 def balanced_step(steps: list[Step]) -> Step:
-    """Return the step of machines that were each measured with a whole batch."""
-    # It is the slowest one's; if speeds differ enough (BALANCE=auto), the step with batches in
-    # proportion to the speeds. Loading and computing take as long as the batch is large; the
-    # optimizer always takes the same time.
+    """Return the joint step of machines that were each measured with a batch of the same size."""
+    # With equal batches all machines wait for the slowest machine.
     slowest = max(steps, key=lambda step: step.work)
     if slowest.shared_machine or not weights_of(list(map(speed_of, steps))):
         return slowest
+    # If speeds differ enough, BALANCE=auto gives batches in proportion to the speeds. The slowest
+    # machine then loads and computes this fraction of its batch; its optimizer takes as long.
     share = len(steps) * slowest.images / sum(map(speed_of, steps)) / slowest.work
     scaled = ("data", "h2d", "forward", "backward", "other")
     return replace(slowest, **{name: share * getattr(slowest, name) for name in scaled})
 
 
 def balance_sentences(hosts: tuple[str, ...], steps: list[Step]) -> list[str]:
-    """Return a sentence on each machine's images if speeds differ enough for unequal batches."""
+    """Return a sentence on each machine's images, or [] if speeds are too equal for BALANCE."""
     weights = weights_of(list(map(speed_of, steps)))
     if not weights:
         return []
@@ -300,17 +308,18 @@ def balance_sentences(hosts: tuple[str, ...], steps: list[Step]) -> list[str]:
 def steps_sentences(
     hosts: tuple[str, ...], steps: list[Step], unix: float, data: bool, parameters: float
 ) -> tuple[str, str]:
-    """Say how long steps took, on which machines and when, and the parts of the slowest step."""
+    """Say how long steps took, on which machines and when, and the parts of the slowest step.
+    `data`: False if the machines trained on noise."""
     clock = time.strftime("%Y-%m-%d %H:%M", time.localtime(unix))
     by_work = sorted(zip([step.work for step in steps], hosts, range(len(steps))))
-    (shortest, fast_host, _), (longest, slow_host, slow) = by_work[0], by_work[-1]
+    (shortest, fast_host, _), (longest, slow_host, slow_index) = by_work[0], by_work[-1]
     images = "" if data else ", with noise instead of images"
     if len(hosts) == 1:
         themselves, took, place = "by itself", seconds(shortest), ""
     else:
         took = f"{seconds(shortest)} ({fast_host}) to {seconds(longest)} ({slow_host})"
         themselves, place = "by themselves", f" on {slow_host}"
-    step = steps[slow]
+    step = steps[slow_index]
     times = {"forward": step.forward, "backward": step.backward, "optimizer": step.optimizer}
     spent = ", ".join(f"{name} {seconds(value)}" for name, value in times.items())
     return (

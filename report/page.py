@@ -1,5 +1,8 @@
-"""Draw a view as one offline page, which loads nothing. Bars and curves are inline SVG; their
-colours are CSS classes of the page."""
+"""Draw a View as one HTML page that loads nothing from the network.
+
+The template is templates/page.html.j2. This module draws bars and curves as inline SVG; their
+colours are CSS classes of the page. `make report`, `make compare` and evaluations call it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from markupsafe import Markup, escape
 
 from contract.records import CATEGORIES, DERIVED
 from contract.text import drop_controls, three_digits
-from report.view import Bars, Curve, Line, View, time_unit
+from report.view import Bars, Curve, View, time_unit
 from report.windows import Points, thin
 
 
@@ -31,28 +34,30 @@ def render_page(view: View) -> str:
     )
     template = environment.get_template("page.html.j2")
     page = template.render(view=view, categories={**CATEGORIES, **DERIVED})
-    # Names and words in a view may be a stranger's, and a page turns the direction of its text too.
+    # Names in a view may come from strangers, and control characters turn the direction of text.
     return drop_controls(page)
-
-
-CODE = Markup("<code>{}</code>")
 
 
 def prose(sentence: str) -> Markup:
     """Bind figures to their units by no-break spaces, and mark text in backticks as code."""
+    # The first pattern matches the space in `12 ms` and `940 Mbit/s`, the second in `< 1 %`.
     units = r"%|ms|s|min|h|d|kB|MB|GB|MB/s|[GM]bit/s|[a-z]+s/s|px|MHz|W|C"
     sentence = re.sub(rf"(?<=\d) (?=(?:{units})(?![\w/]))|(?<=<) (?=\d)", "\u00a0", sentence)
+    # The pieces with odd indices stood between two backticks. An odd number of backticks, as in an
+    # error message of another program, marks no code.
     pieces = sentence.split("`")
-    if len(pieces) % 2 == 0:  # a single backtick, as in somebody's error message
+    if len(pieces) % 2 == 0:
         return escape(sentence)
-    marked = (CODE.format(text) if index % 2 else escape(text) for index, text in enumerate(pieces))
+    code = Markup("<code>{}</code>")
+    marked = (code.format(text) if index % 2 else escape(text) for index, text in enumerate(pieces))
     return Markup().join(marked)
 
 
+# Lengths of a chart in px: its width, and the margins of its curves.
 WIDTH = 720
 LEFT, RIGHT = 76, 12
 LETTER = 12  # px; the width of a letter of up to 22 px
-LINES = 8  # as many as there are colours
+MOST_LINES = 8  # as many as there are colours
 DRAWN = 120  # points of a line; a chart of this width cannot show more
 GAP = 4.0  # a line is broken at so many times the usual distance of its points
 ASTRAY = 50.0  # a value beyond so many times the ninth decile does not set the scale
@@ -60,15 +65,15 @@ ASTRAY = 50.0  # a value beyond so many times the ninth decile does not set the 
 
 def bars(item: Bars) -> str:
     """Draw horizontal bars, each with its segments from left to right."""
-    axis_left, single = 120, not item.keys
-    # Bars of one figure have it written behind them.
-    right, step = WIDTH - (120 if single else RIGHT), 32
+    axis_left, has_one_figure = 120, not item.keys
+    # The figure is written behind its bar. Bars with keys have an axis instead.
+    right, row_height = WIDTH - (120 if has_one_figure else RIGHT), 32
     sums = [sum(max(0.0, value) for _, value in bar.segments) + bar.spread for bar in item.rows]
     longest = max([*sums, item.limit or 0.0]) or 1.0
     scale = (right - axis_left) / longest
     marks = []
     for index, bar in enumerate(item.rows):
-        y, x = index * step + 4, float(axis_left)
+        y, x = index * row_height + 4, float(axis_left)
         label = text(axis_left - 8, y + 15, "end", bar.label)
         marks.append(f'<a href="{escape(bar.link)}">{label}</a>' if bar.link else label)
         for colour, value in bar.segments:
@@ -83,27 +88,27 @@ def bars(item: Bars) -> str:
         if bar.spread:
             ends = x - bar.spread * scale, x + bar.spread * scale
             marks.append(rule("spread", ends[0], ends[1], y + 10, y + 10))
-        if single:
+        if has_one_figure:
             marks.append(text(WIDTH - RIGHT, y + 15, "end", f"{bar.figure} {item.unit}"))
-    base = len(item.rows) * step + 4
+    base = len(item.rows) * row_height + 4
     if item.limit:
         x = axis_left + item.limit * scale
         marks.append(rule("limit", x, x, 0, base))
-    marks += [] if single else axis_x(axis_left, base, longest, item.unit)
+    marks += [] if has_one_figure else axis_x(axis_left, base, longest, item.unit)
     figures = ", ".join(f"{bar.label} {bar.figure}".strip() for bar in item.rows)
     keys = ", ".join(f"{key.name} {key.figure}".strip() for key in item.keys if key.figure)
-    return svg(base + (0 if single else 26), f"{item.caption}: {keys or figures}.", marks)
+    return svg(base + (0 if has_one_figure else 26), f"{item.caption}: {keys or figures}.", marks)
 
 
 def curve(item: Curve) -> str:
     """Draw a line chart from zero, or from the lowest value if that is negative. A line is broken
     if nothing was recorded for long."""
-    lines = [Line(name, colour, thin(points, DRAWN)) for name, colour, points in item.lines[:LINES]]
+    lines = [line._replace(points=thin(line.points, DRAWN)) for line in item.lines[:MOST_LINES]]
     points = [point for line in lines for point in line.points]
     longest = max((x for x, _ in points), default=0.0) or 1.0
-    x_unit, length = time_unit(longest) if item.x_unit == "s" else (item.x_unit, 1)
-    end, values = longest / length, sorted(y for _, y in points)
-    # One loss that diverged would make all others a flat line.
+    x_unit, unit_length = time_unit(longest) if item.x_unit == "s" else (item.x_unit, 1)
+    end, values = longest / unit_length, sorted(y for _, y in points)
+    # On the scale of one loss that diverged, all other losses would look like a flat line.
     floor = -nice(-values[0]) if values[0] < 0 else 0.0
     top = highest(values) if item.steady and not floor else values[-1]
     ceiling = item.top or (nice(top) if top > 0 or not floor else 0.0)
@@ -113,7 +118,7 @@ def curve(item: Curve) -> str:
         for unbroken in split_at_gaps(series):
             positions = [
                 (
-                    LEFT + x / length / end * (WIDTH - LEFT - RIGHT),
+                    LEFT + x / unit_length / end * (WIDTH - LEFT - RIGHT),
                     base - (min(y, ceiling) - floor) / (ceiling - floor) * height,
                 )
                 for x, y in unbroken
@@ -126,11 +131,11 @@ def curve(item: Curve) -> str:
                     for x, y in positions
                 ]
     for mark in item.marks:
-        x = LEFT + min(1.0, mark.x / length / end) * (WIDTH - LEFT - RIGHT)
+        x = LEFT + min(1.0, mark.x / unit_length / end) * (WIDTH - LEFT - RIGHT)
         # The words are on the side of the mark that has more room.
         anchor, words_x = ("end", x - 5) if x > WIDTH / 2 else ("start", x + 5)
         marks += [rule("mark", x, x, base - height, base), text(words_x, 30, anchor, mark.words)]
-    # What does not fit into the chart is written into it.
+    # A value above the chart is written into the chart.
     if values[-1] > ceiling:
         marks.append(
             text(WIDTH - RIGHT, 36, "end", f"the highest of all: {three_digits(values[-1])}")
@@ -174,27 +179,26 @@ def grid(floor: float, ceiling: float, base: int, height: int, unit: str) -> lis
 
 
 def axis_x(axis_left: int, base: float, end: float, unit: str) -> list[str]:
-    """Draw the x axis from zero to `end`, with round figures; epochs have only whole ones."""
-    marks, values = (
-        [rule("axis", axis_left, WIDTH - RIGHT, base, base)],
-        ticks(end, unit == "epochs"),
-    )
-    # From the right, so that the last figure, which has the unit, is never the one without room.
+    """Draw the x axis from zero to `end`, with round figures. Epochs are whole numbers."""
+    marks = [rule("axis", axis_left, WIDTH - RIGHT, base, base)]
+    values = ticks(end, integers=unit == "epochs")
+    # A figure is left out if it would overlap the figure on its right. The loop begins on the
+    # right, because the last figure, which has the unit, must be there.
     free = float(WIDTH)
     for value in reversed(values):
         x = axis_left + (WIDTH - axis_left - RIGHT) * value / end
         label = f"{value:,g}" + (f" {unit}" if value == values[-1] else "")
-        wide = LETTER * len(label)
-        x = min(x, WIDTH - wide / 2)
-        if x + wide / 2 <= free:
+        width = LETTER * len(label)
+        x = min(x, WIDTH - width / 2)
+        if x + width / 2 <= free:
             marks.append(text(x, base + 19, "middle", label))
-            free = x - wide / 2
+            free = x - width / 2
     return marks
 
 
 def ticks(end: float, integers: bool = False) -> list[float]:
-    """Return four to eight round figures from 0 to `end`, or fewer if they must be whole."""
-    # The largest of 1, 2 and 5 times a power of ten that gives four steps.
+    """Return five or more round figures from 0 to `end`, or fewer if they must be `integers`."""
+    # Their distance is the largest of 1, 2 and 5 times a power of ten that fits into `end` 4 times.
     power = 10.0 ** math.floor(math.log10(end / 4))
     step = max(float(integers), *(power * f for f in (1, 2, 5) if power * f <= end / 4))
     return [round(step * index, 12) for index in range(int(end / step + 1e-9) + 1)]
@@ -215,6 +219,7 @@ def text(x: float, y: float, anchor: str, words: str) -> str:
 
 
 def rule(name: str, x1: float, x2: float, y1: float, y2: float) -> str:
+    """Return a straight line; `name` is its CSS class."""
     return f'<line class="{name}" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>'
 
 

@@ -1,4 +1,5 @@
-"""`make plan`: find the run to start from, print the predicted table and write it to a file."""
+"""Carry out `make plan`: find the run or measurement to start from (measurements.py), predict the
+table (predict.py), print it and write it to a file."""
 
 from __future__ import annotations
 
@@ -30,16 +31,15 @@ LABELS = {
 }
 DEFAULT_LINK = 1000.0  # Mbit/s of the network cards of ordinary PCs
 BETTER_LINK = 2500.0  # Mbit/s of newer ones, with a switch for it
-WORTH = 1.05  # a smaller factor of speed is no gain
+MIN_SWITCH_GAIN = 1.05  # a smaller factor of speed is not worth a new switch
 
+# The options of the command line, by the names that make uses.
 ROWS = {name.upper(): row for name, row in options_of(Question).items()}
 PLAN = verbs.Verb("predict the next run before it is started", "", " ".join(ROWS), table=ROWS)
 
 
 def plan_main(argv: list[str]) -> int:
     """Print the table, and write runs/plan-<model>-<N>n.json. Returns 0; raises UserError."""
-    # The file is not written if the question was about another network (--link) or machines on
-    # paper (--gpu), because no run's report may show such an answer.
     options = Question(**verb_words("plan", argv, "python -m report plan", PLAN))
     if not options.model:
         model = published_speeds.MODEL if options.gpu else DEFAULT_MODEL
@@ -63,10 +63,11 @@ def plan_main(argv: list[str]) -> int:
                 f"--link {options.link}: write a speed such as 1gbit, 2.5gbit or 100mbit."
             )
         mbit = float(match[1]) * (1000 if match[2] == "g" else 1)
-    # A link that the user names counts before any measured one.
     rates, source = usable_rates(basis, mbit)
     rows = predict(basis, options.nodes, rates, requested, phases)
     rate, row = rates(options.nodes), find_row(rows, options.nodes, requested, basis)
+    # The file is only written if the prediction is about the user's own network and machines,
+    # because the report of the next run shows it.
     if options.gpu:
         note = advise_switch(basis, rows, mbit or DEFAULT_LINK, requested, phases)
     elif options.link:
@@ -87,8 +88,8 @@ def plan_main(argv: list[str]) -> int:
         )
         write(path, text + "\n")
         note = f"Written to {path}; the report of the next run with these settings shows it."
-    shown = rows if options.all else prediction.worth_showing(rows, requested)
-    # The table of pairs is long, so only those who ask for details get it.
+    shown = rows if options.all else prediction.select_rows(rows, requested)
+    # The table of pairs is long, so only a user who asks for details gets it.
     if basis.links and (options.run or options.all):
         print(printed([*links_table(basis.links), ""]))
     speed = f"{source}: a machine sends {size(rate)} per second"
@@ -102,13 +103,13 @@ def advise_switch(
     basis: Basis, rows: list[Row], mbit: float, requested: Strategy, phases: Phases
 ) -> str:
     """Return a sentence on the gain by a switch of BETTER_LINK."""
-    # No better switch to recommend: the next step is a real measurement.
+    # There is no better switch to recommend, so the user should measure real machines.
     if mbit >= BETTER_LINK:
         return "Nobody has measured such machines: `make plan` without GPU measures yours."
     nodes, faster = rows[-1].nodes, formulas.goodput(BETTER_LINK)
     current = best(rows)
     improved = best(predict(basis, nodes, lambda _: faster, requested, phases))
-    if improved.run_images_per_second < WORTH * current.run_images_per_second:
+    if improved.run_images_per_second < MIN_SWITCH_GAIN * current.run_images_per_second:
         return f"A switch with {link_speed(BETTER_LINK)} would hardly be faster."
     return (
         f"With a switch of {link_speed(BETTER_LINK)}: sync {improved.sync} on {improved.nodes}, "
@@ -118,7 +119,8 @@ def advise_switch(
 
 
 def usable_rates(basis: Basis, mbit: float | None) -> tuple[Callable[[int], float], str]:
-    """Return the bytes per second of gradients by the number of machines, and the source of it."""
+    """Return a function from the number of machines to the bytes per second of a link, and words
+    for where this rate comes from. `mbit`: the link that the user named, which has precedence."""
     step = basis.step
     if mbit:
         return lambda _: formulas.goodput(mbit), f"Over a link of {link_speed(mbit)}"
@@ -127,7 +129,7 @@ def usable_rates(basis: Basis, mbit: float | None) -> tuple[Callable[[int], floa
         return lambda nodes: rates[min(nodes, len(rates)) - 1], "With the measured links"
     if step.rate and not step.shared_machine:
         rate = step.rate
-        return lambda _: rate, "With the link as that run measured it"
+        return lambda _: rate, "With the link speed measured in that run"
     return (
         lambda _: formulas.goodput(DEFAULT_LINK),
         f"Over a link of {link_speed(DEFAULT_LINK)} (LINK=...)",
@@ -146,13 +148,13 @@ def find_row(rows: list[Row], nodes: int, strategy: Strategy, basis: Basis) -> R
 
 
 def describe_warm_up(phases: Phases, specs: list[str]) -> str:
-    """Return a sentence on strategies that begin with steps at another cost."""
+    """Return a sentence on the warm-up of the strategies `specs`."""
     names = " or ".join(dict.fromkeys(spec.split(":")[0] for spec in specs))
     if phases.warmup >= phases.epochs:
         return f"All {phases.epochs:g} epochs are warm-up, in which {names} sums like allreduce."
     return (
-        f"The speeds are for {phases.epochs:g} epochs (EPOCHS=). In the first "
-        f"{phases.warmup:g}, the warm-up (--sync_warmup), {names} uses exact sums and takes "
+        f"The speeds are for {phases.epochs:g} epochs (EPOCHS=). During the warm-up "
+        f"(--sync_warmup {phases.warmup:g}), {names} uses exact sums and takes "
         "as long as allreduce."
     )
 
@@ -161,7 +163,8 @@ READING = (
     "N: machines; a step, img/s: after the warm-up; x one: times one machine, over a whole run; "
     "accuracy: the strategy's label with the run's optimizer (SGD, or what ARGS='--optimizer ...' "
     "says), or - (not measured), samples (costs samples), experim. (experimental), short (measured "
-    "only in longer runs). Best: the most exact within 5 % of the fastest that is exact or safe."
+    "only in longer runs). Best: the most exact row, among exact and safe rows at "
+    "most 5 % slower than the fastest of them."
 )
 
 
@@ -174,6 +177,7 @@ def render(
     lines = wrap(f"{basis.model}{pixels}{level}, {basis.batch} images per node and step.", "")
     for sentence in basis.about:
         lines += wrap(sentence, "")
+    # The marks stand behind the number of machines: `4 *=`.
     marked = {"*": best(rows), "=": prediction.best_exact(rows)}
     if fastest(rows).label not in HARMLESS:
         marked["+"] = fastest(rows)
@@ -194,7 +198,8 @@ def render(
         )
         for row in shown
     ]
-    if rows[0].run_seconds is None:  # the images of an epoch are not known
+    # If the images of an epoch are unknown, the last column has no figures.
+    if rows[0].run_seconds is None:
         cells = [row[:-1] for row in cells]
     lines += [*wrap(f"{speed}.", ""), "", *aligned(cells), ""]
     if len(shown) < len(rows):

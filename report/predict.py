@@ -1,7 +1,7 @@
 """Predict images per second for 1..N nodes and each sync strategy, and say which is best.
 
-The prediction starts from the measured step of an earlier run of the same model, with any number of
-nodes, and changes only the wait for the network (formulas.py).
+plan.py calls this module with a Basis: the measured step of an earlier run of the same model, with
+any number of nodes. A prediction changes only the wait for the network (formulas.sync_wait).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from report.links import Links
 from report.measure import Step
 from report.reading import CACHE, IMAGENET, LARGE_PIXELS, SHRUNK, Reading
 
-HARMLESS = ("exact", "safe")
-WORTH_READING = 1.03  # a smaller factor of speed is no gain
-SHORT = "short run"  # shorter than the runs in which the strategy was measured as safe
+HARMLESS = ("exact", "safe")  # labels of strategies that cost no accuracy
+MIN_READING_GAIN = 1.03  # a smaller factor of speed is no gain
+SHORT = "short run"  # the label if the strategy was measured as safe only in longer runs
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,20 @@ class Basis:
     model: str
     image_size: int | None
     batch: int  # images per node and step
-    # steps[n - 1] is the mean step of n machines. More machines are as slow as the last one says,
-    # since all wait for the slowest.
+    # steps[n - 1] is the mean step of n machines. For more machines than `steps` has, the last step
+    # counts: all machines wait for the slowest machine.
     steps: tuple[Step, ...]
     train_images: int | None
-    evaluate_seconds: float  # per epoch, on as many machines as the last step's
+    evaluate_seconds: float  # per epoch, on as many machines as in the last of `steps`
     precision: str | None = None
     about: tuple[str, ...] = ()  # sentences on where the figures come from
-    machines: tuple[str, ...] = ()  # if they were measured by themselves, without a run
-    unix: float = 0.0  # the time of that measurement
-    # rates[n - 1] is the bytes per second of a link while n machines send; empty if only a run was
-    # measured.
-    rates: tuple[float, ...] = ()
+    # Only a measurement by `make plan`, in which each machine trained without the other machines,
+    # has `machines`, `unix`, `rates` and `links`.
+    machines: tuple[str, ...] = ()
+    unix: float = 0.0  # the time of the measurement
+    rates: tuple[float, ...] = ()  # rates[n - 1]: bytes/s of a link while n machines send
     links: Links | None = None
-    machine_speeds: dict[str, float] = field(default_factory=dict)  # images/s of each alone
+    machine_speeds: dict[str, float] = field(default_factory=dict)  # images/s of each machine
     reading: Reading | None = None  # images that the run read from a share
 
     @property
@@ -56,31 +56,28 @@ class Basis:
 
 @dataclass(frozen=True)
 class Row:
-    """One prediction, as the plan's file stores it."""
+    """A prediction, as the plan's file stores it."""
 
     nodes: int
     sync: str
-    # Of the steps after the warm-up; the bytes are those of one node.
+    # A step after the warm-up. The bytes are those that one node sends.
     bytes_sent: float
     step_seconds: float
     images_per_second: float
-    # Of a whole run; the seconds include evaluation, and are None if an epoch's images are unknown.
+    # The whole run. The seconds include evaluation; None if the number of images is unknown.
     run_images_per_second: float
     run_seconds: float | None
     label: str  # of the strategy, with the run's optimizer
-    # The factor of images to reach all-reduce's accuracy: 1 if nothing else is known, None if no
-    # run reached it.
+    # How many times as many images the strategy needs to reach all-reduce's accuracy: 1 if that was
+    # not measured, None if no measured run reached it.
     samples: float | None = 1.0
 
 
 def predict(
     basis: Basis, nodes: int, rate: Callable[[int], float], requested: Strategy, phases: Phases
 ) -> list[Row]:
-    """Return a Row for one node, and for each larger number with each usual strategy and the
-    requested one. `rate`: number of nodes -> bytes per second of a link."""
-    # Batch per node, loading and computing stay as measured. Waiting for the network is
-    # formulas.sync_wait, and no step is shorter than the cable of a share needs for its images and
-    # gradients. Waiting for slower peers is not predicted.
+    """Return a Row for one node. For each larger number of nodes, return Rows for all usual
+    strategies and the requested strategy. `rate`: number of nodes -> bytes per second of a link."""
     compared = list(dict.fromkeys([*strategies.usual(), requested]))
     rows = [predict_row(basis, 1, compared[0], rate(1), phases)]
     for n in range(2, nodes + 1):
@@ -90,39 +87,40 @@ def predict(
 
 def predict_row(basis: Basis, nodes: int, strategy: Strategy, rate: float, phases: Phases) -> Row:
     """Predict one number of nodes with one strategy, over links of `rate` bytes per second."""
+    # Batch per node, loading and computing stay as measured, without waits for slower machines.
     family = phases.family
-    step, scaled = basis.steps[min(nodes, len(basis.steps)) - 1], strategy.of(family)
+    step, scaled = basis.steps[min(nodes, len(basis.steps)) - 1], strategy.for_family(family)
     images = step.images * nodes / step.nodes
 
     def bytes_and_seconds(used: Strategy) -> tuple[float, float]:
         sent = used.bytes_per_step(nodes, step.payload_for(used), step.gpus)
-        busy = basis.reading.cable_bytes(nodes, images, sent) / rate if basis.reading else 0.0
-        return sent, max(step.work + step.wait(used, nodes, rate), busy)
+        # A step is not shorter than the cable of a share needs for its images and gradients.
+        cable = basis.reading.cable_bytes(nodes, images, sent) / rate if basis.reading else 0.0
+        return sent, max(step.work + step.wait(used, nodes, rate), cable)
 
     # The warm-up of a compressing strategy sums exactly, at the speed of all-reduce.
     sent, spent = bytes_and_seconds(scaled)
     _, exact = bytes_and_seconds(strategies.parse(EXACT))
-    over_run = images / phases.mean(strategy, spent, exact)
-    run = None
+    run_speed = images / phases.mean(strategy, spent, exact)
+    run_seconds = None
     if basis.train_images:
         evaluation = basis.evaluate_seconds * step.nodes / nodes
-        run = phases.epochs * (basis.train_images / over_run + evaluation)
+        run_seconds = phases.epochs * (basis.train_images / run_speed + evaluation)
     # One machine sums no gradients, whatever the strategy.
     label = prices.label_of(strategy, family) if nodes > 1 else "exact"
     steps = basis.train_images and phases.epochs * basis.train_images / images
-    # A strategy is called safe for runs as long as those that were measured.
+    # In a shorter run than the measured runs, a strategy is not known to be safe.
     if label == "safe" and not prices.is_acceptable(strategy, family, steps):
         label = SHORT
     samples: float | None = None if label == "experimental" else 1.0
     if label == "costs samples":
         samples = prices.price_of(strategy, family).samples
-    figures = nodes, strategy.spec, sent, spent, images / spent, over_run, run
+    figures = nodes, strategy.spec, sent, spent, images / spent, run_speed, run_seconds
     return Row(*figures, label=label, samples=samples)
 
 
 def fastest(rows: list[Row]) -> Row:
-    """Return the row that reaches all-reduce's accuracy first; among equals, the one with fewer
-    machines."""
+    """Return the row that reaches all-reduce's accuracy first, with as few machines as possible."""
     reaching = [row for row in rows if row.samples]
     return max(
         reaching, key=lambda row: (row.run_images_per_second / (row.samples or 1), -row.nodes)
@@ -139,14 +137,14 @@ def best_exact(rows: list[Row]) -> Row:
     return fastest([row for row in rows if row.label == "exact"])
 
 
-def worth_showing(rows: list[Row], requested: Strategy) -> list[Row]:
-    """Return at most 12 rows: one machine and the best ones; for two and for all machines the best
-    ones and the requested strategy."""
+def select_rows(rows: list[Row], requested: Strategy) -> list[Row]:
+    """Return at most 12 rows for the table: one machine, and the best rows of all. For two and for
+    all machines, add the best rows and the requested strategy."""
     chosen = [rows[0], best(rows), best_exact(rows), fastest(rows)]
     for nodes in {2, rows[-1].nodes} & {row.nodes for row in rows[1:]}:
-        equal = [row for row in rows if row.nodes == nodes]
-        chosen += [best(equal), best_exact(equal), fastest(equal)]
-        chosen += [row for row in equal if row.sync == requested.spec]
+        group = [row for row in rows if row.nodes == nodes]
+        chosen += [best(group), best_exact(group), fastest(group)]
+        chosen += [row for row in group if row.sync == requested.spec]
     return [row for row in rows if row in chosen]
 
 
@@ -156,7 +154,7 @@ def conclusion(rows: list[Row]) -> str:
     if nodes == 1:
         return f"One machine: {three_digits(single.images_per_second)} images/s."
     full = [row for row in rows if row.nodes == nodes]
-    # The first row of a number of machines is all-reduce.
+    # The first row of each number of machines is all-reduce.
     exact, sentence = full[0], ""
     if exact.images_per_second < single.images_per_second:
         factor = single.images_per_second / exact.images_per_second
@@ -172,7 +170,7 @@ def conclusion(rows: list[Row]) -> str:
             "as fast as one. "
         )
     else:
-        # Name a faster strategy that costs no accuracy either, or the choice looks like a mistake.
+        # If a faster strategy costs no accuracy either, the choice would look like a mistake.
         faster = fastest([row for row in rows if row.label in HARMLESS])
         reason = ""
         if faster != winner and faster.run_images_per_second > winner.run_images_per_second:
@@ -199,37 +197,37 @@ def conclusion(rows: list[Row]) -> str:
 def reading_sentence(
     basis: Basis, nodes: int, rate: Callable[[int], float], requested: Strategy, phases: Phases
 ) -> str:
-    """Say what images of a share cost that use the cable of the gradients, and what would help. If
-    that run read no images from a share, those of ImageNet count."""
+    """Say by how much images of a share slow down the gradients on the same cable, and what would
+    help. Return "" if that is little. A run that read from no share is taken to read ImageNet."""
     measured = basis.reading or Reading(IMAGENET, by_member=True)
     if nodes == 1 or (basis.image_size or 0) < LARGE_PIXELS:
         return ""
-
-    def best_speed(image_bytes: float) -> float:
+    # The speeds with images as they are, with small copies, and without any image on the cable.
+    speeds = []
+    for image_bytes in (measured.image_bytes, SHRUNK, 0.0):
         reading = replace(measured, image_bytes=image_bytes)
         rows = predict(replace(basis, reading=reading), nodes, rate, requested, phases)
-        return best([row for row in rows if row.nodes == nodes]).images_per_second
-
-    current, shrunk, cached = map(best_speed, (measured.image_bytes, SHRUNK, 0.0))
-    # Even without any image on the cable the run would hardly be faster.
-    if cached < WORTH_READING * current:
+        row = best([row for row in rows if row.nodes == nodes])
+        speeds.append(row.images_per_second)
+    current, shrunk, cached = speeds
+    if cached < MIN_READING_GAIN * current:
         return ""
-    counted = "as the table counts" if basis.reading else "as in ImageNet, which the table ignores"
+    counted = "as the table counts" if basis.reading else "as in ImageNet (the table ignores them)"
     sentence = (
         "Images of a share use the same cable as gradients. With "
-        f"{size(measured.image_bytes)} each, {counted}, {nodes} machines train on at most "
+        f"{size(measured.image_bytes)} each, {counted}, {nodes} machines reach at most "
         f"{three_digits(current)} images/s; "
     )
-    if shrunk > WORTH_READING * current:
-        shrink = f"after `make shrink SIZE=256` ({size(SHRUNK)} each) on {three_digits(shrunk)}; "
-        sentence += shrink
+    if shrunk > MIN_READING_GAIN * current:
+        sentence += f"after `make shrink SIZE=256` ({size(SHRUNK)} each), {three_digits(shrunk)}; "
     return sentence + (
-        f"with {CACHE} in group_vars/all.yml, by which each machine reads an image once, on "
+        f"with {CACHE} in group_vars/all.yml, which lets each machine read each image once, "
         f"{three_digits(cached)} after the first epoch."
     )
 
 
 def describe_row(row: Row, rows: list[Row]) -> str:
+    """Write a row: `one machine`, or `4 nodes with sync ef:5, 3.20 x one machine`."""
     if row.nodes == 1:
         return "one machine"
     factor = times_one(row, rows)

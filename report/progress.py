@@ -1,4 +1,7 @@
-"""Show the course of a run: throughput over time, top-1 over epochs, the time of 100 epochs."""
+"""Compute the course of a run: throughput over time, top-1 over epochs, the time of 100 epochs.
+
+analysis.py and status.py call this module; time_charts.py and run_view.py draw its results.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from report.read import RankRecord, RunRecord
 from report.windows import Points
 
 POINTS = 240  # of a time line; a chart cannot show more
-# Slices of a loop, and the fewest lines of each: one in twenty is beyond the 95th percentile.
+# Slices of a loop, and the fewest lines of a slice. A 95th percentile needs 20 values.
 SPANS, PER_SPAN = 120, 20
 
 
@@ -30,12 +33,12 @@ class Epoch:
     train_loss: float | None  # mean over the epoch's steps, like train_top1
     seconds: float  # since the run began, without the time between attempts
     train_top1: float | None = None
-    part: str = ""  # ` over 7 of 60 images`, if some could not be read
+    part: str = ""  # ` over 7 of 60 images`, if some images could not be read
 
 
 @dataclass(frozen=True)
 class Span:
-    """The steps of all ranks in a slice of the loop. All values in seconds."""
+    """The steps of all ranks in a slice of the loop. All values are seconds."""
 
     seconds: float  # since the loop began
     p50: float  # half of the steps were shorter
@@ -53,10 +56,9 @@ class TimePoint:
 
 
 def learning_curve(run: RunRecord, newest_only: bool = False) -> list[Epoch]:
-    """Return the evaluated epochs in order; after a restart the later attempt counts.
-    `newest_only`: only the last evaluation of each rank."""
-    # The seconds before each attempt.
-    starts, passed = {}, 0.0
+    """Return the evaluated epochs in order. If two attempts evaluated an epoch, the later attempt
+    counts. `newest_only`: read only the last evaluation of each rank."""
+    starts, passed = {}, 0.0  # the seconds of all attempts before an attempt
     for attempt in attempt_numbers(run):
         starts[attempt] = passed
         records = [record for record in run.ranks if record.attempt == attempt]
@@ -69,7 +71,7 @@ def learning_curve(run: RunRecord, newest_only: bool = False) -> list[Epoch]:
             scores, images, part = timed.scores, record.start.eval_images, ""
             if scores.epoch is None:
                 continue
-            # A score over fewer images must not pass for one over all.
+            # A score over some images must not look like a score over all images.
             if images and scores.samples is not None and scores.samples < images:
                 part = f" over {scores.samples} of {images} images"
             epochs[scores.epoch] = Epoch(
@@ -86,13 +88,13 @@ def learning_curve(run: RunRecord, newest_only: bool = False) -> list[Epoch]:
 
 
 def time_line(run: RunRecord) -> list[TimePoint]:
-    """Cut the longest attempt into at most POINTS equal slices; those without steps are omitted."""
+    """Cut the longest attempt into at most POINTS equal slices. Omit slices without steps."""
     records = longest_attempt(run.ranks)
     end = max((record.steps.clock[-1] for record in records), default=0.0)
     if end <= 0:
         return []
     lines = max(len(record.steps) for record in records)
-    # A slice needs a few lines, or its rate depends on where it is cut.
+    # With fewer lines, the rate of a slice would depend on the place of its ends.
     slices = max(1, min(POINTS, lines // 3))
     width = end / slices
     images, spent, data, sync = ([0.0] * slices for _ in range(4))
@@ -100,7 +102,7 @@ def time_line(run: RunRecord) -> list[TimePoint]:
         columns = record.steps
         data_waits, sync_waits = columns.seconds["data"], columns.seconds["sync_exposed"]
         for line, (clock, total) in enumerate(zip(columns.clock, columns.total)):
-            # A line counts in the slice of its middle.
+            # A line belongs to the slice that contains its middle.
             index = min(slices - 1, int((clock - total / 2) / width))
             images[index] += columns.samples[line]
             spent[index] += total
@@ -119,19 +121,20 @@ def time_line(run: RunRecord) -> list[TimePoint]:
 
 
 def scalar_lines(run: RunRecord) -> dict[str, Points]:
-    """Return each scalar of the longest attempt by seconds of the loop: means over its ranks, and
-    over neighbouring lines of steps, at most POINTS."""
+    """Return at most POINTS points of each scalar of the longest attempt, by seconds of the loop. A
+    point is the mean over all ranks and over neighbouring lines of steps."""
     records = longest_attempt(run.ranks)
-    points: dict[str, Points] = {}
+    points_by_name: dict[str, Points] = {}  # of all ranks
     for columns in (record.steps for record in records):
         for name, values in columns.scalars.items():
-            known = [point for point in zip(columns.clock, values) if not math.isnan(point[1])]
-            points.setdefault(name, []).extend(known)
+            recorded = [(clock, v) for clock, v in zip(columns.clock, values) if not math.isnan(v)]
+            points_by_name.setdefault(name, []).extend(recorded)
     lines = {}
-    for name, of_ranks in points.items():
-        of_ranks.sort()
-        size = max(len(records), -(-len(of_ranks) // POINTS))
-        groups = (of_ranks[begin : begin + size] for begin in range(0, len(of_ranks), size))
+    for name, points in points_by_name.items():
+        points.sort()
+        # A group of neighbouring points has a point of each rank, or more.
+        size = max(len(records), -(-len(points) // POINTS))
+        groups = (points[begin : begin + size] for begin in range(0, len(points), size))
         lines[name] = [
             (statistics.fmean(clocks), statistics.fmean(values))
             for clocks, values in (zip(*group) for group in groups)
@@ -141,8 +144,8 @@ def scalar_lines(run: RunRecord) -> dict[str, Points]:
 
 def step_spans(run: RunRecord) -> list[Span]:
     """Cut the longest attempt into at most SPANS slices of PER_SPAN lines or more."""
-    # The first step, which warms up, is omitted. A line of several steps records only their mean
-    # and the longest.
+    # The first line, whose step warms up, is omitted. A line of several steps records only their
+    # mean and their longest step, so p50 is taken from the means, and p95 from the longest steps.
     records = longest_attempt(run.ranks)
     lines = min((len(record.steps) for record in records), default=0) - 1
     if lines < 2 * PER_SPAN:
@@ -165,7 +168,7 @@ def step_spans(run: RunRecord) -> list[Span]:
 def seconds_left(
     records: Sequence[RankRecord], step: int | None, steps: int | None
 ) -> float | None:
-    """Return the seconds of the remaining steps, at the mean with evaluation and saving so far."""
+    """Return the seconds of the remaining steps, with evaluation and saving as often as before."""
     if step is None or steps is None:
         return None
     return max(0, steps - step) * max(record.clock / record.step_count for record in records)
@@ -173,27 +176,26 @@ def seconds_left(
 
 def steps_of_run(start: RankStart) -> int | None:
     """Return the number of steps of the whole run; None if it is unknown, as for a trial."""
-    steps = None if start.options.get("trial") else measure.planned_steps(start)
+    steps = None if start.options.get("trial") else measure.count_planned_steps(start)
     return None if steps is None else int(steps)
 
 
 def hundred_epochs(run: RunRecord, accounting: Accounting) -> float | None:
     """Return the seconds that 100 epochs like the measured ones take."""
-    # 100 x (steps per epoch x mean step without the first, + evaluation, saving and other lines per
-    # epoch) + start and stop; the warm-up of a strategy counts once. None if the length of an epoch
-    # is unknown.
     records = longest_attempt(run.ranks)
+    # Without the length of an epoch there is nothing to multiply.
     per_epoch = records[0].start.steps_per_epoch if records else None
     if not per_epoch:
         return None
     epochs = statistics.fmean(record.step_count for record in records) / per_epoch
-    later = measure.has_later_steps(records)
-    steps = (sum(measure.steady_seconds(record, later).values()) for record in records)
+    skip_warm_up = measure.has_steps_after_warm_up(records)
+    steps = (sum(measure.steady_seconds(record, skip_warm_up).values()) for record in records)
     step = statistics.fmean(steps)
-    warm = statistics.fmean(map(measure.warm_steps, records)) if later else 0
-    warming = warm * (measure.warm_step_seconds(records) - step) if warm else 0.0
-    evaluation = statistics.fmean(record.clock - sum(record.steps.total) for record in records)
-    # Start and stop come once, however many epochs a run has.
+    # Evaluation, saving and other work between steps happens in each epoch.
+    other_lines = statistics.fmean(record.clock - sum(record.steps.total) for record in records)
+    # The warm-up of a strategy, start and stop happen once, however many epochs a run has.
+    warm = statistics.fmean(map(measure.count_warm_up_steps, records)) if skip_warm_up else 0
+    warming = warm * (measure.measure_warm_up_step(records) - step) if warm else 0.0
     attempts = max(1, len({time.attempt for time in accounting.ranks}))
     once = warming + accounting.seconds["start_stop"] / attempts
-    return 100 * (per_epoch * step + evaluation / epochs) + once
+    return 100 * (per_epoch * step + other_lines / epochs) + once

@@ -1,6 +1,7 @@
-"""Predict on paper: published speeds of one GPU, or an estimate, instead of a measured run.
+"""Give the step of a GPU that nobody measured here, by published speeds or by an estimate.
 
-Speeds are images per second in training ResNet-50 with synthetic or real images of 224 pixels.
+measurements.basis_on_paper predicts from such a step. Speeds are images per second in training
+ResNet-50 with synthetic or real images of 224 pixels.
 TENSORFLOW: Lambda's "RTX 2080 Ti Deep Learning Benchmarks with TensorFlow" (Chuan Li, 2019), fp32.
 PYTORCH: Lambda's tables of NVIDIA's PyTorch examples, 2020 to 2023; fp32 is TF32 from Ampere on, as
 it is by torch's default for convolutions, and 16 bits are autocast.
@@ -101,7 +102,7 @@ def find_gpu(gpu: str) -> str:
     return name
 
 
-def level_of(gpu: str) -> str:
+def best_precision(gpu: str) -> str:
     """Return the precision that `make train` chooses on such GPUs. Raises UserError."""
     name = find_gpu(gpu)
     return precisions.best_level([Device(gpu, "cuda", name, generation(name))]).name

@@ -1,18 +1,20 @@
-"""The only reader of a run's folder, during the run and afterwards: status, top, the report,
-comparisons and sweeps take their figures from here. docs/run-directory.md describes the layout.
+"""Read a run's folder, during the run and afterwards: no other module does.
 
-Each record is read as boundary/run_files.py defines it. A line that is not a record is counted and
-reported in `RunRecord.missing`. A Reader that is used again reads only new lines.
+`make status`, `make top`, the report, comparisons and sweeps take their figures from a RunRecord.
+boundary/run_files.py defines each record, and docs/run-directory.md the folder. The number of lines
+that are no records is in `RunRecord.missing`. This module computes no means: measure.py does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,10 +25,10 @@ from contract.errors import UserError
 from contract.records import CATEGORIES
 from report.files import Entry, Growing, files_of_hosts, natural, read_object, time_of
 
-# Lines of steps in memory (116 bytes each), of all ranks together. Beyond that, neighbours are
-# joined, but each rank has at least FEWEST lines in each attempt.
-MOST_STEPS, FEWEST = 1_000_000, 8
-MOST_OTHER_LINES = 4000  # lines of each rank that are not steps; the newest are kept
+# Lines of steps in memory (116 bytes each), of all ranks together. Neighbouring lines of a longer
+# run are joined, but each rank has at least LEAST_LINES lines in each attempt.
+MOST_STEPS, LEAST_LINES = 1_000_000, 8
+MOST_OTHER_LINES = 4000  # lines of each rank that are not steps; older lines are dropped
 MOST_RECORDS = 4096  # ranks and attempts
 LARGEST_STRIDE = 1 << 60  # steps; no run has so many
 RECENT_LINES = 100  # of a machine, for a view of its present state
@@ -42,15 +44,14 @@ def doubles() -> array[float]:
 
 @dataclass
 class StepColumns:
-    """The lines of steps of one rank in one attempt, in the order written."""
+    """The lines of steps of one rank in one attempt, in the order written. Beyond `limit` lines,
+    neighbouring lines are joined, but not the first line, which measurements omit."""
 
-    # Beyond `limit` lines, neighbours are joined, except the first, which measurements omit. Sums
-    # stay those of all steps.
     count: array[int] = field(default_factory=lambda: array("q"))  # steps of the line
-    step: array[int] = field(default_factory=lambda: array("q"))  # number of the last of them
+    step: array[int] = field(default_factory=lambda: array("q"))  # number of the line's last step
     samples: array[float] = field(default_factory=doubles)
     clock: array[float] = field(default_factory=doubles)  # seconds of the loop, at the line's end
-    longest: array[float] = field(default_factory=doubles)  # seconds of one step
+    longest: array[float] = field(default_factory=doubles)  # seconds of the line's longest step
     loss: array[float] = field(default_factory=doubles)  # NaN between log points
     exact: array[int] = field(default_factory=lambda: array("b"))  # 1 in the warm-up of a strategy
     between: array[float] = field(default_factory=doubles)  # seconds between epochs, before a step
@@ -59,14 +60,14 @@ class StepColumns:
     )
     scalars: dict[str, array[float]] = field(default_factory=dict)  # NaN if not recorded or finite
     limit: int = MOST_STEPS
-    stride: int = 1  # a joined line ends at a multiple of so many steps
+    stride: int = 1  # joined lines end at step numbers that are multiples of `stride`
 
     def __len__(self) -> int:
         return len(self.count)
 
     @property
     def total(self) -> list[float]:
-        """The seconds of each line."""
+        """The seconds of each line, over all categories."""
         return [sum(line) for line in zip(*self.seconds.values())]
 
     def since(self, index: int) -> StepColumns:
@@ -90,6 +91,7 @@ class StepColumns:
         self.between.append(seconds.get(BETWEEN, 0.0))
         for name, values in self.seconds.items():
             values.append(seconds.get(name, 0.0))
+        # A scalar that appears late has no values in the earlier lines.
         for name in line.scalars:
             if name not in self.scalars and len(self.scalars) < MOST_SCALARS:
                 self.scalars[name] = array("d", [math.nan] * (len(self) - 1))
@@ -100,32 +102,36 @@ class StepColumns:
 
     def thin(self, limit: int) -> None:
         """Set the limit, and join lines if there are more."""
-        # Joins down to half the limit, so that this is rare. The lines of all ranks still end at
-        # the same steps, so that their waits can be matched.
         self.limit = limit
         if len(self) <= limit:
             return
+        # Joining down to half of the limit makes joining rare. Powers of two let the lines of all
+        # ranks end at the same steps, so that the waits of ranks can be compared.
         self._join()
         while len(self) > limit // 2 and self.stride < LARGEST_STRIDE:
             self.stride *= 2
             self._join()
 
     def _join(self) -> None:
-        """Join all lines between two multiples of `stride`, exact and other steps apart."""
-        # A stride beyond LARGEST_STRIDE means that the step numbers are not those of a run.
+        """Join all lines between two multiples of `stride`, exact steps apart from other steps."""
+        # Lines with equal keys are joined. Step numbers beyond LARGEST_STRIDE cannot be those of a
+        # run, and then all lines get the same key.
         valid = self.stride < LARGEST_STRIDE
         keys = [
             ((step - 1) // self.stride, exact) if valid else (0, 0)
             for step, exact in zip(self.step, self.exact)
         ]
+        # Line 0 stays by itself. Keys a, a, a, b, b give the ends 0, 2 and 4.
         final = len(keys) - 1
         ends = [i for i in range(len(keys)) if i in (0, final) or keys[i] != keys[i + 1]]
-        spans = [slice(begin, end + 1) for begin, end in zip([0, *(e + 1 for e in ends)], ends)]
+        begins = [0, *(end + 1 for end in ends)]
+        spans = [slice(begin, end + 1) for begin, end in zip(begins, ends)]
 
-        def join(values: array[Any], joined: Callable[..., Any]) -> None:
-            values[:] = array(values.typecode, [joined(values[span]) for span in spans])
+        def join(column: array[Any], combine: Callable[..., Any]) -> None:
+            column[:] = array(column.typecode, [combine(column[span]) for span in spans])
 
         def last_number(values: array[Any]) -> Any:
+            # NaN differs from itself.
             return next((value for value in reversed(values) if value == value), math.nan)
 
         summed: list[array[Any]] = [self.count, self.samples, self.between]
@@ -140,12 +146,12 @@ class StepColumns:
 
 
 class TimedEvaluation(NamedTuple):
-    clock: float  # seconds of the loop at its end
+    clock: float  # seconds of the loop at the evaluation's end
     scores: run_files.Evaluation
 
 
 class OtherLine(NamedTuple):
-    """A line that is not about steps. `seconds`: by category."""
+    """A line about evaluation, saving or the end of a rank. `seconds`: by category."""
 
     clock: float
     seconds: dict[str, float]
@@ -171,16 +177,16 @@ class RankRecord:
     steps: StepColumns = field(default_factory=StepColumns)
     evaluations: list[TimedEvaluation] = field(default_factory=list)
     other_lines: deque[OtherLine] = field(default_factory=lambda: deque(maxlen=MOST_OTHER_LINES))
-    # The newest line, if the rank recorded there where it is.
+    # The newest line, if it is a `stall` line: where the rank was when a step took long.
     stall: run_files.Stall = field(default_factory=run_files.Stall)
-    is_stalled: bool = False  # the line with the stall's time is still to come
+    is_stalled: bool = False  # the rank has not yet written the line with the stall's seconds
     stalls: deque[Stalled] = field(default_factory=lambda: deque(maxlen=MOST_OTHER_LINES))
     unix: float = field(default=0.0, repr=False)  # when the file grew, by this machine's clock
     epoch: int | None = None  # of the last step, from 0
     loss: float | None = None  # at the last log point, like top1
     top1: float | None = None
-    epochs_begun: int = 0  # after the first one
-    not_finite: dict[str, int] = field(default_factory=dict)  # scalar -> its first such step
+    epochs_begun: int = 0  # after the first epoch
+    not_finite: dict[str, int] = field(default_factory=dict)  # scalar -> first step with NaN or inf
     unsummed: int = 0  # the most steps in a row whose gradients were not summed
     is_uncounted: bool = False  # the program could not count the samples of some step
 
@@ -193,13 +199,12 @@ class RankRecord:
     def step_count(self) -> int:
         return sum(self.steps.count)
 
-    def last(self, seconds: float, least: int = 0) -> RankRecord:
-        """Return a record of the last `seconds` with at least `least` steps."""
-        # Its first line, which measurements leave out, ended before them.
+    def cut_to_last(self, seconds: float, least_steps: int = 0) -> RankRecord:
+        """Return a record of the last `seconds`, or of a longer time with `least_steps` steps."""
         since = self.clock - seconds
-        # The line before the period is kept as the first one, which is not measured.
+        # Measurements omit the first line, so the record begins with the line before `since`.
         index = max(0, sum(clock < since for clock in self.steps.clock) - 1)
-        while index and sum(self.steps.count[index + 1 :]) < least:
+        while index and sum(self.steps.count[index + 1 :]) < least_steps:
             index -= 1
         since = min(since, self.steps.clock[index]) if len(self.steps) else since
         other_lines = deque(line for line in self.other_lines if line.clock >= since)
@@ -212,7 +217,7 @@ class RankRecord:
     def fold(self, entry: Entry) -> None:
         """Add one line of the rank's file."""
         kind = entry.get("kind")
-        # A stall is recorded while it lasts; any other line shows that it is over.
+        # A rank records a stall while the stall lasts. Any other line shows that the stall is over.
         if kind == "stall":
             self.stall, self.is_stalled = convert_what_fits(entry, run_files.Stall), True
             return
@@ -224,7 +229,7 @@ class RankRecord:
         add(self.seconds, line.seconds)
         clock = self.clock
         if self.is_stalled:
-            # The stall's time is in the next long line; short steps that ended before may precede.
+            # Lines of short steps may precede the line of the long step with the stall's seconds.
             spent = sum(line.seconds.values()) if line.longest is None else line.longest
             if spent >= STALL_SECONDS and kind in ("step", "end"):
                 self.stalls.append(Stalled(clock - spent, spent))
@@ -233,12 +238,13 @@ class RankRecord:
             loss = line.scalars.get("loss", line.loss)
             self.loss = self.loss if loss is None else loss
             self.top1 = self.top1 if line.top1 is None else line.top1
-            # The first line has no epoch before it, and a program may not count epochs.
+            # Before the first line there is no epoch, and some programs count no epochs.
             if self.epoch is not None and line.epoch is not None:
                 self.epochs_begun += max(0, line.epoch - self.epoch)
             self.epoch = line.epoch
             self.unsummed = max(self.unsummed, line.unsummed)
             self.is_uncounted |= line.samples is None
+            # The values on the right win, so that each scalar keeps its first step.
             if len(self.not_finite) < MOST_SCALARS:
                 self.not_finite = {**line.not_finite, **self.not_finite}
             self.steps.append(line, clock)
@@ -249,7 +255,7 @@ class RankRecord:
             if scores.samples == 0:  # older records have an accuracy of no images
                 scores.top1 = scores.top5 = scores.loss = None
             if scores.epoch is not None:
-                del self.evaluations[MOST_OTHER_LINES - 1 :]  # the last one is always kept
+                del self.evaluations[MOST_OTHER_LINES - 1 :]  # the newest evaluation always fits
                 self.evaluations.append(TimedEvaluation(clock, scores))
         if kind == "end":
             self.end = convert_what_fits(entry, run_files.RankEnd)
@@ -266,7 +272,7 @@ class Machine:
     """The records of one machine, in the order written."""
 
     host: str
-    # Lines are read again whenever they are iterated: those of weeks have hundreds of megabytes.
+    # Each iteration reads the files again, because the lines of weeks fill hundreds of megabytes.
     files: list[tuple[Path, int]] = field(default_factory=list)  # with their attempts
     recent: deque[Entry] = field(default_factory=lambda: deque(maxlen=RECENT_LINES))  # the newest
     stacks: Entry = field(default_factory=dict)  # the newest line on where silent ranks are
@@ -278,6 +284,7 @@ class Machine:
         return time_of(self.recent[-1].get("mono")) or 0.0 if self.recent else 0.0
 
     def __iter__(self) -> Iterator[Entry]:
+        """Yield all lines of the machine, oldest first, each with its attempt."""
         for path, attempt in self.files:
             yield from lines_of(Growing(path), attempt)
 
@@ -317,12 +324,12 @@ class RunRecord:
 
     @property
     def untimed(self) -> bool:
-        """True if no step was timed and none had to be by the plan."""
+        """True if the plan requires no step times, and no rank recorded any."""
         return not self.program.times_steps and not self.ranks
 
     @property
     def hosts(self) -> list[str]:
-        """All hosts that were planned or left a record, by node rank if it is known."""
+        """All hosts: the planned hosts in the plan's order, then others that left a record."""
         planned = [node.host for node in self.plan.nodes if node.host is not None]
         recorded = {record.host for record in self.ranks} | {host for host, _ in self.exits}
         recorded |= set(self.machines)
@@ -346,11 +353,25 @@ class RunRecord:
         return max((machine.unix for machine in self.machines.values()), default=None)
 
 
+@contextlib.contextmanager
+def skip_damaged_records(host: str, note: Callable[[str], None]) -> Iterator[None]:
+    """Turn an error in the records of one machine into a sentence for `note`, because damaged
+    records must not hide those of other machines."""
+    try:
+        yield
+    except (UserError, MemoryError):  # a limit of the report itself
+        raise
+    except Exception as error:
+        kind = type(error).__name__
+        note(f"{host}: its records cannot be read ({kind}: {error}).")
+
+
 def read_run(folder: Path) -> RunRecord:
     """Read `folder` once. Raises UserError if it holds nothing of a run."""
     return Reader(folder).read()
 
 
+# `rank3.1.steps.jsonl` has the steps of rank 3 in attempt 1, `machine.1.jsonl` the samples of it.
 RANK_FILE = re.compile(r"rank([0-9]{1,9})\.([0-9]{1,9})\.steps\.jsonl")
 MACHINE_FILE = re.compile(r"machine\.([0-9]{1,9})\.jsonl")
 
@@ -385,7 +406,7 @@ class Reader:
             )
         end = convert_what_fits(attempts, run_files.RunEnd)
         files = files_of_hosts(nodes)
-        # All ranks share MOST_STEPS lines, so a rank that appears later takes some from the others.
+        # All ranks share MOST_STEPS lines, so a new rank leaves fewer lines for the other ranks.
         names = [(host, path.name) for host, paths in files.items() for path in paths]
         ranks = {(host, match[1]) for host, name in names if (match := RANK_FILE.fullmatch(name))}
         lines_per_rank = MOST_STEPS // max(1, len(ranks))
@@ -393,18 +414,13 @@ class Reader:
             self._lines_per_rank = lines_per_rank
             self._thin(self._ranks.values())
         for host, paths in files.items():
-            try:
+            with skip_damaged_records(host, partial(self._faults.__setitem__, host)):
                 for path in paths:
                     if match := RANK_FILE.fullmatch(path.name):
                         if int(match[1]) < MOST_RANKS:
                             self._read_rank(host, int(match[1]), int(match[2]), path)
                     elif match := MACHINE_FILE.fullmatch(path.name):
                         self._read_machine(host, int(match[1]), path, recent)
-            except (UserError, MemoryError):  # a limit of the report itself
-                raise
-            except Exception as error:  # damaged records of one machine must not hide the others
-                kind = type(error).__name__
-                self._faults[host] = f"{host}: its records cannot be read ({kind}: {error})."
         run = RunRecord(
             folder=folder,
             plan=convert_what_fits(plan, run_files.RunPlan),
@@ -422,7 +438,7 @@ class Reader:
         missing += self._faults.values()
         for path, file in self._files.items():
             if file.bad:
-                name = "/".join(path.parts[-2:])
+                name = "/".join(path.parts[-2:])  # node1/rank0.1.steps.jsonl
                 missing.append(f"{name}: {file.bad:,} lines are not records and were skipped.")
         if self._ignored:
             ignored = len(self._ignored)
@@ -444,21 +460,24 @@ class Reader:
                 records = self._ranks.values()
                 self._thin(r for r in records if (r.rank, r.host) == (rank, host))
             self._ranks[key].fold(line)
-            # The file may have grown since: the older time can only make a rank look more silent.
+            # The file may have grown after `stat`; an older time makes a rank look more silent.
             self._ranks[key].unix = modified_unix
 
     def _thin(self, records: Iterable[RankRecord]) -> None:
         """Limit each record to its share of a rank's lines."""
         attempts = len({attempt for attempt, *_ in self._ranks})
         for record in records:
-            record.steps.thin(max(FEWEST, self._lines_per_rank // attempts))
+            record.steps.thin(max(LEAST_LINES, self._lines_per_rank // attempts))
 
     def _read_machine(self, host: str, attempt: int, path: Path, recent: bool) -> None:
+        """Note a machine's file and how its guard ended. Collect its newest lines only if `recent`:
+        an iteration over the Machine reads all of them."""
         machine = self._machines.setdefault(host, Machine(host))
         if path not in self._files:
             self._files[path] = Growing(path)
             machine.files.append((path, attempt))
-        end = Growing(path).last() if (host, attempt) not in self._exits else None
+        # A guard that ended in order wrote an `exit` line as the last line of its file.
+        end = Growing(path).read_last_object() if (host, attempt) not in self._exits else None
         if end and end.get("kind") == "exit":
             self._exits[host, attempt] = convert_what_fits(end, run_files.GuardEnd)
         machine.unix = max(machine.unix, path.stat().st_mtime)

@@ -30,8 +30,7 @@ class Reading:
 
     def server_bytes(self, machines: int, images: float, gradients: float) -> float:
         """Return the bytes per step on the cable of the machine that has the share. `images`: in a
-        step of all machines. `gradients`: bytes that each machine sends for them; it receives as
-        many."""
+        step of all machines. `gradients`: the bytes that each machine sends, and receives again."""
         machine_bytes = self.image_bytes * images / machines
         if self.by_member:
             return machine_bytes * (machines - 1) + gradients
@@ -54,15 +53,17 @@ def reading_of(step: Step, evidence: ResourceUsage) -> Reading | None:
         return None
     # A machine that reads nothing from the share is the one that has it.
     images = step.images * len(readers) / len(hosts)
-    return Reading(sum(readers.values()) * step.training / images, len(readers) < len(hosts))
+    image_bytes = sum(readers.values()) * step.training_seconds / images
+    return Reading(image_bytes, by_member=len(readers) < len(hosts))
 
 
 def without_reading(step: Step, reading: Reading) -> Step:
     """Return the step without its wait for images, if a full cable explains that wait."""
     # With another number of machines the cable would carry another number of images.
-    moved = reading.cable_bytes(step.nodes, step.images, gradient_bytes(step)) / step.training
-    full = step.link_mbit is not None and moved >= FULL_CABLE * formulas.goodput(step.link_mbit)
-    return replace(step, data=0.0) if full else step
+    step_bytes = reading.cable_bytes(step.nodes, step.images, gradient_bytes(step))
+    rate, link_mbit = step_bytes / step.training_seconds, step.link_mbit
+    is_full = link_mbit is not None and rate >= FULL_CABLE * formulas.goodput(link_mbit)
+    return replace(step, data=0.0) if is_full else step
 
 
 def gradient_bytes(step: Step) -> float:

@@ -1,5 +1,5 @@
-"""Write the command line of a run, of a changed run, of one that is long enough to judge, and of a
-trial of an advice; find what an earlier advice brought."""
+"""Write the command line of a run, of a changed or longer run, and of a trial of an advice. Find
+what an earlier advice brought. This module only writes commands, and starts no run."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ NOT_REPEATED = ("NODES", "ARGS", "RESUME", "DETACH", "PORT", "AT", "UNTIL")
 def train_line(
     run: RunRecord, words: Mapping[str, object] | None = None, args: Sequence[str] | None = None
 ) -> str | None:
-    """Return `make train ...` as the user typed it, with `words` and the trainer's `args` replaced;
-    None for a run that make did not start, and if `words` would not change the program."""
+    """Return `make train ...` as the user typed it, with the variables `words` and the trainer's
+    options `args` replaced. Return None for a run that make did not start, and if the program lacks
+    the options that `words` would change."""
     options, changes = run.plan.options, set(words or ()) - {"NODES"}
     if options is None or (changes and not run.program.adjustable):
         return None
-    # NODES as the user typed it: a machine may have been away.
+    # The user's NODES counts, because a machine may have been away in this run.
     nodes = options.get("nodes")
     machines = int(nodes) if isinstance(nodes, (int, float)) and nodes >= 1 else 0
     typed: dict[str, object] = {"NODES": machines or len(run.plan.nodes or run.hosts)}
@@ -42,7 +43,8 @@ def train_line(
     return verbs.line("train", **typed)
 
 
-# The trainer's options of a trial: steps for so many seconds, without saving or evaluating.
+# The trainer's options of a trial, each with its value: steps for 60 seconds, without saving or
+# evaluating, and without a warm-up.
 TRIAL = ("--trial", "60", "--sync_warmup", "0")
 MOST_EARLIER = 50  # runs whose advice is read
 
@@ -50,33 +52,38 @@ MOST_EARLIER = 50  # runs whose advice is read
 def advised_lines(
     run: RunRecord, words: Mapping[str, object], args: Sequence[str]
 ) -> tuple[str | None, str | None]:
-    """Return the command of a run with a change, and the one that tries the change for a minute;
-    None if there is nothing to type."""
+    """Return the command of a run with a change, and the command that tries the change for a
+    minute. Both are None if there is nothing to type."""
     if not (words or args):
         return None, None
-    trained = [*run.plan.trainer_words, *args]
-    # The words that the launcher recorded may have another order and other digits.
-    for option in TRIAL[::2] if TRIAL[0] in trained else ():
-        while option in trained:
-            del trained[(at := trained.index(option)) : at + 2]
+    trainer_args = [*run.plan.trainer_words, *args]
+    # If this run was a trial itself, a real run must not have the options of a trial. They are
+    # removed one by one with their values, because the launcher may have recorded other values.
+    for option in TRIAL[::2] if TRIAL[0] in trainer_args else ():
+        while option in trainer_args:
+            index = trainer_args.index(option)
+            del trainer_args[index : index + 2]
     # A trial saves nothing, and scripts have no trials.
     has_trial = run.program.adjustable and "--checkpoint_every" not in args
-    trial = train_line(run, words, [*trained, *TRIAL]) if has_trial else None
-    return train_line(run, words, trained), trial
+    trial = train_line(run, words, [*trainer_args, *TRIAL]) if has_trial else None
+    return train_line(run, words, trainer_args), trial
 
 
 def settings_of(line: str) -> dict[str, tuple[str, ...]]:
-    """Return the words of a `make train` line, those of ARGS by their options, without what only
-    limits a run's length; {} for a damaged line."""
+    """Return the settings of a `make train` line without those that only limit a run's length; {}
+    for a damaged line. Lines with equal settings start comparable runs."""
+    # `make train NODES=4 EPOCHS=2 ARGS='--lr 0.1'` has the settings
+    # {"make": (), "train": (), "NODES=4": (), "--lr": ("0.1",)}.
     try:
         words = shlex.split(line)
-        args = [arg for word in words if word.startswith("ARGS=") for arg in shlex.split(word[5:])]
+        values = [word.removeprefix("ARGS=") for word in words if word.startswith("ARGS=")]
+        args = [arg for value in values for arg in shlex.split(value)]
     except ValueError:
         return {}
-    limits, option = ("ARGS=", "EPOCHS="), ""
-    settings: dict[str, tuple[str, ...]] = {w: () for w in words if not w.startswith(limits)}
+    left_out, option = ("ARGS=", "EPOCHS="), ""
+    settings: dict[str, tuple[str, ...]] = {w: () for w in words if not w.startswith(left_out)}
     for arg in args:
-        # Of an option that is there twice, the last value counts.
+        # If an option occurs twice, its last value counts.
         if arg.startswith("--"):
             option, _, arg = arg.partition("=")
             settings[option] = ()
@@ -90,6 +97,7 @@ def settings_of(line: str) -> dict[str, tuple[str, ...]]:
 def tried_advice(run: RunRecord, reached: float | None) -> Entry | None:
     """Return the newest advice of an earlier run that this run followed, with both speeds."""
     line, folder = train_line(run), run.folder.resolve()
+    # The name of a run begins with its time.
     earlier = [path for path in newest_first(folder.parent) if path.name < folder.name]
     for path in earlier[:MOST_EARLIER] if line and reached else ():
         summary = convert_what_fits(read_object(path / "summary.json", []), EarlierSummary)
@@ -121,7 +129,7 @@ def too_short(run: RunRecord, step: Step | None, epochs: int) -> TooShort | None
     if step is None or not step.missing_for_verdict:
         return None
     headline = f"This run was too short to judge: {step.missing_for_verdict}."
-    # Enough epochs for steps that are accepted in any case.
+    # After SETTLED_STEPS a run is judged even if its steps still change.
     factor = SETTLED_STEPS / max(1, step.measured_steps)
     epochs = max(epochs + 1, math.ceil(max(1, epochs) * factor))
     command = train_line(run, {"EPOCHS": epochs}) or run.program.phrases.longer

@@ -1,4 +1,8 @@
-"""The report of a run as a View."""
+"""Put the report of a run into a View: a function for each section, in the order of the report.
+
+__main__.py calls `view_of` with the Analysis of the run; text.py and page.py show the View. The
+sections about machines are in tables.py, and the charts over time in time_charts.py.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +16,18 @@ from contract.text import millions, percent, pluralize, seconds, three_digits
 from report import differences, tables, view
 from report.analysis import Analysis
 from report.bottleneck import step_shares
-from report.measure import Step, machine_speeds, slowest, unsummed_steps
+from report.measure import NOTICEABLE, Step, find_slowest_rank, machine_speeds, unsummed_steps
 from report.read import RunRecord
 from report.rerun import train_line
 from report.time_charts import charts_of
-from report.verdict import not_summed, only_received, step_words
+from report.verdict import describe_missing_gradients, describe_unsummed_steps, step_words
 from report.view import Bar, Bars, Fact, Item, Key, Line, Paragraph, Section, View, or_unknown, top1
 from report.wait_rules import OWN_WORK
 from report.windows import Points
 
 MOST_RANKS = 16  # rows of a chart
-# The parts of the mean step, which are fields of Step, with their categories.
+# The fields of Step that add up to the mean step, with their categories. A step has two fields for
+# the category `sync_exposed`.
 PARTS = {
     field: {**CATEGORIES, **DERIVED}[field]
     for name in of_kind(COMPUTE, LOCAL, PEERS)
@@ -68,7 +73,7 @@ def view_of(analysis: Analysis) -> View:
 
 
 def describe_setup(analysis: Analysis) -> list[str]:
-    """Return model, machines, batch and everything else that affects speed, if it is recorded."""
+    """Return what affects speed, if it is recorded: model, machines, batch and so on."""
     summary, start = analysis.summary, analysis.start
     words = [
         analysis.run.program.command or start.model or "unknown program",
@@ -118,7 +123,7 @@ def list_facts(analysis: Analysis) -> list[tuple[str, str]]:
 
 
 def verdict_section(analysis: Analysis) -> Section:
-    """Show the most important sentence, then its figures."""
+    """Show why the run failed and what is wrong with the training, then the bottleneck."""
     items: list[Item] = []
     short, verdict = analysis.too_short, analysis.verdict
     if analysis.failure:
@@ -130,8 +135,9 @@ def verdict_section(analysis: Analysis) -> Section:
             items.append(Paragraph(f"{analysis.to_resume[:1].upper()}{analysis.to_resume[1:]}."))
         if cause.get("last_lines"):
             items.append(view.Log(list(map(str, cause["last_lines"]))))
+        # A line begins with a host (`node2, rank 1 did not enter ...`), whose name stays as it is,
+        # or with `rank 1 (node2), silent for ...`, which begins a sentence here.
         for line in analysis.silent_ranks:
-            # A host's name stays as it is.
             is_host = line.partition(",")[0] in analysis.run.hosts
             items.append(Paragraph(f"{line}." if is_host else f"{line[:1].upper()}{line[1:]}."))
     if warning := separate_models_warning(analysis.run):
@@ -151,92 +157,90 @@ def verdict_section(analysis: Analysis) -> Section:
 
 
 def separate_models_warning(run: RunRecord) -> str | None:
-    """Return a warning if ranks seem to have trained a model of their own."""
+    """Return a warning if some ranks seem to have trained separate models."""
     if steps := unsummed_steps(run.ranks):
-        return not_summed(steps)
+        return describe_unsummed_steps(steps)
     newest = max((attempt for _, attempt in run.exits), default=0)
     for (host, attempt), end in run.exits.items():
         if attempt == newest and end.only_received:
-            return f"{host}: {only_received(end.only_received)}"
+            return f"{host}: {describe_missing_gradients(end.only_received)}"
     return None
 
 
 def not_finite_sentences(run: RunRecord) -> list[str]:
     """Return a sentence on each scalar of a script that became NaN or infinite, in the order of the
-    steps; of several attempts on the last one in which that happened."""
+    steps. Only the last attempt in which that happened counts."""
     newest = max((record.attempt for record in run.ranks if record.not_finite), default=None)
-    first: dict[str, tuple[int, int, str]] = {}  # scalar -> step, rank and host
+    events: dict[str, tuple[int, int, str]] = {}  # scalar -> first step, rank and host
     for record in (record for record in run.ranks if record.attempt == newest):
         for name, step in record.not_finite.items():
-            place = step, record.rank, record.host
-            first[name] = min(place, first.get(name, place))
+            event = step, record.rank, record.host
+            events[name] = min(event, events.get(name, event))
     return [
         f"{name} was NaN or infinite for the first time in step {step:,}, on rank {rank} ({host})."
-        for name, (step, rank, host) in sorted(first.items(), key=lambda item: item[1])
+        for name, (step, rank, host) in sorted(events.items(), key=lambda item: item[1])
     ]
 
 
 def advice_section(analysis: Analysis) -> Section:
-    """Show the best free remedy with its command, then the others, then the combined one."""
-    advice, listed, tried = analysis.advice, analysis.summary["advice"], analysis.summary["tried"]
-    result: list[Item] = []
+    """Show the result of an advice that this run tried, then the remedies with their commands."""
+    advice, entries, tried = analysis.advice, analysis.summary["advice"], analysis.summary["tried"]
+    samples = analysis.run.samples
+    items: list[Item] = []
     if tried:
         change, ratio = tried["change"], tried["reached"] / tried["predicted"]
-        result.append(Paragraph(f"This run follows advice of {tried['run']}: {change}."))
-        speeds = (tried[key] for key in ("before", "predicted", "reached"))
-        before, predicted, reached = (or_unknown(speed, three_digits) for speed in speeds)
-        text = f"{before} {analysis.run.samples}/s before, {predicted} predicted, {reached} reached"
-        result.append(Paragraph(f"{text} ({100 * (ratio - 1):+.0f} % against the prediction)."))
-    if not listed:
-        return Section("What to do", result)
+        items.append(Paragraph(f"This run follows advice of {tried['run']}: {change}."))
+        previous, predicted, reached = (
+            or_unknown(tried[key], three_digits) for key in ("before", "predicted", "reached")
+        )
+        text = f"{previous} {samples}/s before, {predicted} predicted, {reached} reached"
+        items.append(Paragraph(f"{text} ({100 * (ratio - 1):+.0f} % against the prediction)."))
+    if not entries:
+        return Section("What to do", items)
     speed = advice.images_per_second
     rows, bars = [], [Bar("now", [("other", speed)], three_digits(speed))]
-    for number, item in enumerate(listed, 1):
-        combined = number > len(advice.remedies)
-        predicted = item["predicted_images_per_second"]
-        figure = three_digits(predicted)
-        text = f"{figure} ({predicted / speed:.2f} x): {item['change']}"
-        # Only the best remedy and the combined one have a command, or the list would be long.
-        command = item["command"] if number == 1 or combined else None
-        mark = "" if combined else f"{number}."
-        rows.append(view.Choice(mark, text, command, item["costs_money"]))
-        bars.append(Bar(mark or "together", [("forward", predicted)], figure))
-    number, trial = next(((n, e["trial"]) for n, e in enumerate(listed, 1) if e["trial"]), (0, ""))
-    text = (
-        f"To try {number} for a minute, in a run of its own that saves nothing; its report shows "
-        "this prediction beside the result:"
-    )
-    trials: list[Item] = [Paragraph(text), view.Command(trial)] if trial else []
-    samples = analysis.run.samples
-    counted = "".join(f", {name} counted" for name in advice.counted)
+    # The entries are the remedies, the best one first, and at the end the combined remedy.
+    for number, entry in enumerate(entries, 1):
+        is_combined = number > len(advice.remedies)
+        prediction = entry["predicted_images_per_second"]
+        figure = three_digits(prediction)
+        text = f"{figure} ({prediction / speed:.2f} x): {entry['change']}"
+        # Commands of all remedies would make the list long.
+        command = entry["command"] if number == 1 or is_combined else None
+        mark = "" if is_combined else f"{number}."
+        rows.append(view.Choice(mark, text, command, entry["costs_money"]))
+        bars.append(Bar(mark or "together", [("forward", prediction)], figure))
+    items.append(view.Choices(rows))
+    # The first remedy that can be tried for a minute, with its number in the list.
+    trials = ((number, entry["trial"]) for number, entry in enumerate(entries, 1) if entry["trial"])
+    number, command = next(trials, (0, ""))
+    if command:
+        text = (
+            f"To try {number} for a minute, in a run of its own that saves nothing; its report "
+            "shows this prediction beside the result:"
+        )
+        items += [Paragraph(text), view.Command(command)]
+    items.append(Bars(f"{samples.capitalize()} per second", bars, "/s", []))
     note = "Predictions of one model, from the measured step: docs/report.md."
-    return Section(
-        "What to do",
-        [
-            *result,
-            view.Choices(rows),
-            *trials,
-            Bars(f"{samples.capitalize()} per second", bars, "/s", []),
-            Paragraph(note, "note"),
-        ],
-        f"predicted {samples}/s; now {three_digits(speed)}{counted}",
-    )
+    items.append(Paragraph(note, "note"))
+    counted = "".join(f", {name} counted" for name in advice.counted)
+    aside = f"predicted {samples}/s; now {three_digits(speed)}{counted}"
+    return Section("What to do", items, aside)
 
 
 def time_section(analysis: Analysis) -> Section:
-    """Show all categories and the gap: the mean over ranks, and each rank of the last attempt."""
+    """Show the time of each category and the gap: the mean, then each rank of the last attempt."""
     accounting, title = analysis.accounting, "Where the time went"
     if accounting.wall <= 0 or analysis.run.untimed:
         return Section(title, [])
-    if contradictions := accounting.contradictions:
-        contradicting, count = contradictions[0], len(contradictions) - 1
-        file = records.steps(contradicting.rank, contradicting.attempt)
-        also = f" (and {count} more ranks)" if count else ""
+    if accounting.contradictions:
+        rank, *further_ranks = accounting.contradictions
+        file = records.steps(rank.rank, rank.attempt)
+        also = f" (and {len(further_ranks)} more ranks)" if further_ranks else ""
         text = (
-            "Records contradict each other: a process took "
-            f"{seconds(sum(contradicting.seconds.values()))} according to "
-            f"nodes/{contradicting.host}/{file}{also}, but attempt {contradicting.attempt} "
-            f"took {seconds(contradicting.wall)}. The report shows neither."
+            f"Records contradict each other: a process took {seconds(sum(rank.seconds.values()))} "
+            f"according to nodes/{rank.host}/{file}{also}, but attempt {rank.attempt} "
+            f"took {seconds(rank.wall)}. The report shows neither."
         )
         return Section(title, [Paragraph(text)])
     spent = {n: accounting.seconds[n] for n in CATEGORIES if accounting.seconds[n] > 0}
@@ -250,12 +254,12 @@ def time_section(analysis: Analysis) -> Section:
         keys.append(Key(name, category_words(name, analysis.run.samples), figure, share))
     newest = max((rank.attempt for rank in accounting.ranks), default=None)
     ranks = [rank for rank in accounting.ranks if rank.attempt == newest]
-    unit, length = view.time_unit(accounting.wall)
-    rows = [Bar("all", segments({**accounting.seconds, "gap": accounting.gap}, length), "")]
+    unit, unit_seconds = view.time_unit(accounting.wall)
+    rows = [Bar("all", segments({**accounting.seconds, "gap": accounting.gap}, unit_seconds), "")]
+    # The bar of a single rank would equal the first bar.
     if len(ranks) > 1:
-        # With a single rank both bars would be the same.
         rows += [
-            Bar(f"rank {rank.rank}", segments({**rank.seconds, "gap": rank.gap}, length), "")
+            Bar(f"rank {rank.rank}", segments({**rank.seconds, "gap": rank.gap}, unit_seconds), "")
             for rank in ranks[:MOST_RANKS]
         ]
     return Section(
@@ -275,14 +279,14 @@ def segments(spent: Mapping[str, float], unit_seconds: float) -> list[tuple[str,
 
 
 def step_section(analysis: Analysis) -> Section:
-    """Show the mean step and each rank's; of many ranks the slowest."""
+    """Show the mean step, and the mean step of each rank, or of the slowest of many ranks."""
     step = analysis.step
     if step is None:
         return Section("One step", [])
     shares = ", ".join(
         f"{category.short.format(step.samples)} {seconds(getattr(step, field))}"
         for field, category in PARTS.items()
-        if getattr(step, field) >= 0.0005
+        if getattr(step, field) >= view.LEAST_SHOWN_SECONDS
     )
     steps = pluralize(step.measured_steps, "step")
     images = f"{step.images:.0f} {step.samples} in " if step.images else ""
@@ -304,11 +308,11 @@ def step_section(analysis: Analysis) -> Section:
     items.append(Bars("One step of each rank", rows, "ms", keys))
     columns = tables.rank_columns(step.samples)
     items.append(view.table("The mean step of each rank", columns, ranks))
-    slow = slowest(step)
-    if slow.median > 0 and slow.rank.work_seconds > 1.1 * slow.median:
+    slow = find_slowest_rank(step)
+    if slow.median > 0 and slow.rank.work_seconds > NOTICEABLE * slow.median:
         factor = slow.rank.work_seconds / slow.median
         items.append(
-            Paragraph(f"{slow.place} needs {factor:.2f} times as long as the other ranks.")
+            Paragraph(f"{slow.location} needs {factor:.2f} times as long as the other ranks.")
         )
     if unequal := describe_unequal_batches(step):
         items.append(Paragraph(unequal))
@@ -318,8 +322,8 @@ def step_section(analysis: Analysis) -> Section:
 
 
 def describe_unequal_batches(step: Step) -> str:
-    """Return a sentence on the gain by unequal batches; "" if they were equal."""
-    images: dict[str, float] = {}
+    """Return a sentence on the gain by unequal batches; "" if all machines had equal batches."""
+    images: dict[str, float] = {}  # of a step, by machine
     for rank in step.ranks:
         images[rank.host] = images.get(rank.host, 0.0) + rank.images
     speeds = machine_speeds(step)
@@ -329,20 +333,27 @@ def describe_unequal_batches(step: Step) -> str:
     spent = max(images[host] / speed for host, speed in speeds.items())
     equal = sum(images.values()) / len(images) / min(speeds.values())
     return (
-        f"{step.samples.capitalize()} of a step (BALANCE): {batches}. The slowest machine's took "
-        f"{seconds(spent)}; with equal parts it would have taken {seconds(equal)}."
+        f"{step.samples.capitalize()} of a step (BALANCE): {batches}. The slowest machine needed "
+        f"{seconds(spent)}; with equal batches it would have needed {seconds(equal)}."
     )
 
 
 def scalar_section(analysis: Analysis) -> Section:
-    """Show the ends and the limits of each scalar's curve."""
+    """Show the first, last, lowest and highest value of each scalar."""
     rows = [(name, [y for _, y in points]) for name, points in analysis.scalars.items() if points]
-    table = view.table("What the script recorded", tables.SCALARS, rows, 1)
+    columns = [
+        view.Column("scalar", lambda row: row[0]),
+        view.Column("first", lambda row: f"{row[1][0]:.5g}"),
+        view.Column("last", lambda row: f"{row[1][-1]:.5g}"),
+        view.Column("lowest", lambda row: f"{min(row[1]):.5g}"),
+        view.Column("highest", lambda row: f"{max(row[1]):.5g}"),
+    ]
+    table = view.table("What the script recorded", columns, rows, 1)
     return Section("Scalars", [table] if rows else [], "means over steps and ranks")
 
 
 def evaluation_section(analysis: Analysis) -> Section:
-    """Show top-1 and the losses by epoch; of a long list both ends."""
+    """Show the curves of top-1 and loss, and a table of the first and the last epochs."""
     epochs = analysis.curve
     if not any(epoch.top1 is not None for epoch in epochs):
         return Section("Evaluation", [])
@@ -352,12 +363,13 @@ def evaluation_section(analysis: Analysis) -> Section:
         return [(float(epoch), factor * score) for epoch, score in scores if score is not None]
 
     top1_lines, loss_lines = [], []
+    # A line's name, its colour, and the prefix of its fields of Epoch.
     names = (("in training", "data", "train_"), ("on validation data", "forward", ""))
     for name, colour, prefix in names:
-        shares = points_of(f"{prefix}top1", 100)
-        top1_lines += [Line(name, colour, shares)] if shares else []
+        percentages = points_of(f"{prefix}top1", 100)
+        top1_lines += [Line(name, colour, percentages)] if percentages else []
         loss_lines.append(Line(name, colour, points_of(f"{prefix}loss")))
-    # Later attempts resumed at these epochs.
+    # A mark shows the epoch, a fraction, at which a later attempt resumed.
     images = analysis.start.train_images
     resumed = [entry.resumed_samples or 0.0 for entry in analysis.run.attempts[1:]]
     marks = tuple(view.Mark(count / images, "restart") for count in resumed) if images else ()
@@ -366,7 +378,7 @@ def evaluation_section(analysis: Analysis) -> Section:
         view.Curve("Loss", "", loss_lines, "epochs", steady=True, marks=marks),
     ]
     drawn = [curve for curve in curves if any(len(line.points) > 1 for line in curve.lines)]
-    # The beginning shows how it learned, the end what it reached.
+    # The first epochs show how the model learned, the last ones what it reached.
     shown = epochs if len(epochs) <= 10 else [*epochs[:4], *epochs[-6:]]
     rows = view.table("Top-1 and loss after each epoch", tables.EPOCHS, shown, 1)
     partial = [

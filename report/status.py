@@ -1,12 +1,13 @@
-"""The progress of a running run, and its words: what `make status` and `make top` show.
+"""Describe the progress of a running run for `make status`, `make top` and the launcher.
 
-Figures come from the same records and functions as those of the report.
+A Follower reads the run's folder and returns a Progress; `section_of` puts a Progress into words.
+The figures come from the same records and functions as the figures of the report.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,29 +25,35 @@ from report.files import Entry, time_of
 from report.hang import Hang, Standing
 from report.progress import Epoch, learning_curve, seconds_left, steps_of_run
 from report.read import Machine, RankRecord, Reader
-from report.verdict import READ_FROM_DISK, not_summed, only_received, step_words, wait_words
+from report.verdict import (
+    READ_FROM_DISK,
+    describe_missing_gradients,
+    describe_unsummed_steps,
+    step_words,
+    wait_words,
+)
 from report.view import Column, Item, Paragraph, Section, table, top1
 from report.wait_rules import WORDS, find_cause, most_in_excess
 
 # The present state of a run is that of its last seconds, or of its last LEAST_STEPS if they took
 # longer. A fault that began a minute ago then shows without any older steps.
 RECENT = 40.0
-NOW = 5.0  # seconds; the present state of a machine
+MACHINE_SECONDS = 5.0  # a machine's present state is that of its last seconds
 STALE = 10.0  # seconds without a line after which a machine is called silent
 
 
 @dataclass(frozen=True)
 class MachineNow:
-    """A machine in the last seconds. Figures are those of the busiest disk, and the largest of its
-    GPUs; unknown ones are absent."""
+    """A machine in the last seconds. `figures` has the values of the busiest disk, and for each
+    figure of GPUs the largest value. Unknown figures are absent."""
 
     host: str
     age: float  # seconds since its last record
     step: int | None
     figures: Mapping[Figure, float] = field(default_factory=dict)
     gpus: Mapping[str, Mapping[Figure, float]] = field(default_factory=dict)  # by their indices
-    isolated: list[int] = field(default_factory=list)  # a script's ranks that connected to no other
-    only_received: float | None = None  # bytes, if its ranks sent the others nothing of that size
+    isolated: list[int] = field(default_factory=list)  # ranks that connected to no other rank
+    only_received: float | None = None  # bytes, if its ranks sent nothing of that size
 
 
 @dataclass(frozen=True)
@@ -54,9 +61,9 @@ class Judgement:
     """The bottleneck of a running run."""
 
     step: measure.Step
-    recent: bool  # by the last steps; else by all steps
+    recent: bool  # True if `step` is the mean of the last steps, False if of all steps
     kind: str | None  # a wait of wait_rules.py, `compute`, or None for several causes
-    # The rank that the others wait for, and the category of work by which it is late.
+    # The rank for which the other ranks wait, and the category of work that makes it late.
     slower: int | None = None
     work: str | None = None
     queued: float = 0.0  # fraction of the time in which threads want a processor and have none
@@ -64,15 +71,15 @@ class Judgement:
 
     @property
     def cause(self) -> str | None:
-        # Waiting for a rank that is late by its images is waiting for images.
+        # If a rank is late because its images are, the wait for that rank is a wait for images.
         return "data" if self.kind == "straggler" and self.work == "data" else self.kind
 
     @property
     def runner_up(self) -> Candidate | None:
-        """The largest other wait."""
+        """The largest wait that `kind` does not explain; None if no other wait takes any time."""
         explained = {"compute", self.kind, *(("straggler",) if self.cause == "data" else ())}
-        shares = [item for item in step_shares(self.step).items() if item[0] not in explained]
-        second = Candidate(*max(shares, key=lambda item: item[1]))
+        shares = {name: s for name, s in step_shares(self.step).items() if name not in explained}
+        second = Candidate(*max(shares.items(), key=lambda item: item[1]))
         return second if second.fraction else None
 
 
@@ -83,26 +90,26 @@ class Progress:
 
     attempt: int
     unix: float  # when the newest record arrived
-    epoch: int | None  # the current one, from 1
-    epochs: int | None
-    step: int | None
+    epoch: int | None  # the current epoch, from 1
+    epochs: int | None  # of the whole run, like `steps`
+    step: int | None  # the newest step of any rank
     steps: int | None
     images_per_second: float | None  # of the run, as in its report
     recent_images_per_second: float | None
-    left: float | None  # until the end
+    left: float | None  # seconds until the end
     loss: float | None
     top1: float | None
-    evaluated: Epoch | None  # the newest
+    evaluated: Epoch | None  # the newest evaluated epoch
     judgement: Judgement | None  # None: too early, because of `missing_for_verdict`
     missing_for_verdict: str
-    hang: Hang | None  # None while steps come
+    hang: Hang | None  # None while ranks make steps
     machines: list[MachineNow]
-    stands: Sequence[Standing] = ()  # places of silent ranks, unless steps come
-    silent: Mapping[str, str] = field(default_factory=dict)  # the same in sentences
-    finished: Sequence[tuple[str, int]] = ()  # host and rank of those that exited with code 0
+    stands: Sequence[Standing] = ()  # places of silent ranks; empty while ranks make steps
+    silent: Mapping[str, str] = field(default_factory=dict)  # `stands` as sentences
+    finished: Sequence[tuple[str, int]] = ()  # host and rank of each rank that exited with code 0
     leaving: bool = False  # a rank has ended its records
     unsummed: int = 0  # the most steps in a row whose gradients DDP did not sum
-    samples: str = "images"  # the program's word for them
+    samples: str = "images"  # the program's word for what it trains on
 
     @property
     def cause(self) -> str | None:
@@ -110,14 +117,15 @@ class Progress:
 
     @property
     def from_memory(self) -> bool:
-        """True if the run has not read all of its data once, and reads little of it from disks."""
+        """True if the run reads its data from memory, and may have to read other data from disks
+        later: the first pass over the data has not ended."""
         before_one_pass = (self.step or 0) * (self.epochs or 1) < (self.steps or 0)
         rates = (machine.figures.get(figures.DISK_READ, 0.0) for machine in self.machines)
         return before_one_pass and max(rates, default=0.0) <= READ_FROM_DISK
 
 
 class Follower:
-    """Reads a run's folder repeatedly; each time only what is new."""
+    """Reads a run's folder repeatedly, each time only the new lines."""
 
     def __init__(self, folder: Path):
         self._reader = Reader(folder)
@@ -130,7 +138,7 @@ class Follower:
         except UserError:
             return None
         self.machines = run.machines
-        # A run that begins its next attempt is judged by that one only.
+        # Only the newest attempt counts, even if it has just begun.
         attempt = max([*(r.attempt for r in run.ranks), *(e.attempt for e in run.attempts)] or [1])
         records = [record for record in run.ranks if record.attempt == attempt]
         if not run.machines and not records:
@@ -140,67 +148,73 @@ class Follower:
         step = max((record.steps.step[-1] for record in stepped), default=None)
         epochs, steps = start.epochs, steps_of_run(start)
         # A hang and a bottleneck can only be judged with the records of all ranks.
-        complete = len(records) >= (start.world_size or len(records))
+        is_complete = len(records) >= (start.world_size or len(records))
         now = time.time()
-        stands = hang.standings(run.machines.values(), attempt)
+        is_script = not run.program.times_steps
+        silent_ranks = hang.standings(run.machines.values(), attempt)
+        # The size of the world is in the ranks' records, else in that of the attempt or the plan.
         sizes = [entry.world_size for entry in run.attempts if entry.attempt == attempt]
         world_size = start.world_size or [*sizes, run.plan.world_size][0] or 0
-        missed = hang.find_missed_sum(stands, world_size)
-        hung = hang.hang_of(records, run.machines, now, missed) if complete else None
-        # If ranks are silent for longer, their last RECENT seconds are not those of the clock.
+        missed_sum = hang.find_missed_sum(silent_ranks, world_size)
+        found_hang = hang.hang_of(records, run.machines, now, missed_sum) if is_complete else None
+        # If a rank has been silent for long, its last recorded RECENT seconds are in the past.
         is_current = all(
             hang.silence(record, now) <= min(RECENT, max(STALE, 2 * hang.median_step(record)))
             for record in stepped
         )
+        # The newest line of each machine lists its ranks that exited with code 0.
+        newest_lines = {host: m.recent[-1] for host, m in run.machines.items() if m.recent}
         finished = [
             (host, rank)
-            for host, machine in run.machines.items()
-            for line in [*machine.recent][-1:]
+            for host, line in newest_lines.items()
             if line.get("attempt") == attempt
             for rank in convert_what_fits(line, MachineLine).finished
         ]
         judgement, missing = None, ""
-        if complete:
-            queued = max(map(queueing_if_oversubscribed, run.machines.values()), default=0.0)
+        if is_complete:
+            queued = most_queued(run.machines.values())
             judgement, missing = judge(records, queued, run.on_one_machine, run.program)
         if judgement:
             lines = {host: machine.recent for host, machine in run.machines.items()}
+            # These machines recorded the processor times of their ranks.
             timed = {host for host in lines if any(figures.sample_of(e).ranks for e in lines[host])}
             ranks = {r.rank for r in records}
-            known = split(ranks, {r.rank for r in records if r.host in timed})
-            covered = {STEPS: split(ranks, ranks), PROCESSORS: known}
-            judgement = replace(judgement, coverage=covered)
-        # The last recorded steps are then old, and not what the run does now.
+            processors = split(ranks, {r.rank for r in records if r.host in timed})
+            coverage = {STEPS: split(ranks, ranks), PROCESSORS: processors}
+            judgement = replace(judgement, coverage=coverage)
+        # The last recorded steps of a silent rank do not show what the run does now.
         if judgement and not is_current:
             judgement = replace(judgement, recent=False)
-        recent = [record.last(RECENT) for record in records]
+        recent = [record.cut_to_last(RECENT) for record in records]
         recent_speed = measure.images_per_second(recent) if is_current else None
-        is_long = any(record.stall.category in hang.LONG for record in records)
-        if not (hung or finished or not stepped or not (is_current or is_long)):
-            stands = []
+        # While ranks make steps, or evaluate or save, a silent rank is no trouble.
+        is_at_long_work = any(record.stall.category in hang.LONG for record in records)
+        if stepped and (is_current or is_at_long_work) and not (found_hang or finished):
+            silent_ranks = []
         return Progress(
             attempt=attempt,
             unix=run.unix or time.time(),
+            # Records count epochs from 0, people from 1.
             epoch=max((r.epoch for r in stepped if r.epoch is not None), default=-1) + 1 or None,
             epochs=int(epochs) if epochs else None,
             step=step,
             steps=steps,
             images_per_second=measure.images_per_second(run.ranks),
-            recent_images_per_second=0.0 if hung else recent_speed,
-            left=None if hung or finished else seconds_left(stepped, step, steps),
+            recent_images_per_second=0.0 if found_hang else recent_speed,
+            left=None if found_hang or finished else seconds_left(stepped, step, steps),
             loss=measure.mean_or_none([record.loss for record in records]),
             top1=measure.mean_or_none([record.top1 for record in records]),
             evaluated=next(reversed(learning_curve(run, newest_only=True)), None),
             judgement=judgement,
             missing_for_verdict=missing,
-            hang=hung,
+            hang=found_hang,
             machines=[
                 machine_now(run.machines[host], [r for r in stepped if r.host == host])
                 for host in run.hosts
                 if host in run.machines
             ],
-            stands=stands,
-            silent=hang.describe_silent_ranks(stands, world_size, not run.program.times_steps),
+            stands=silent_ranks,
+            silent=hang.describe_silent_ranks(silent_ranks, world_size, is_script),
             finished=finished,
             leaving=any(record.end for record in records),
             unsummed=measure.unsummed_steps(records),
@@ -212,41 +226,41 @@ def judge(
     records: list[RankRecord], queued: float, one_pc: bool, program: PlannedProgram
 ) -> tuple[Judgement | None, str]:
     """Return the bottleneck, or None and what is missing before the steps can be judged. `queued`:
-    the fraction of time that threads wait if processors are oversubscribed, else 0. `one_pc`: all
-    ranks are on it."""
+    the result of `most_queued`. `one_pc`: True if all ranks are on one PC."""
     missing = ""
-    recent = [record.last(RECENT, measure.LEAST_STEPS) for record in records]
-    for chosen in (recent, records):
-        if not chosen or any(len(record.steps) < 2 for record in chosen):
+    recent = [record.cut_to_last(RECENT, measure.LEAST_STEPS) for record in records]
+    # All steps are only judged if the recent steps are too few or still change.
+    for judged in (recent, records):
+        if not judged or any(len(record.steps) < 2 for record in judged):
             continue
-        # Recent steps first; all steps only if these are too few or still change.
-        step = measure.step_of_ranks(chosen, program)
+        step = measure.step_of_ranks(judged, program)
         missing = step.missing_for_verdict
         if missing:
             continue
-        slowest = measure.slowest(step)
+        slowest = measure.find_slowest_rank(step)
         rank = slowest.rank
         slower = rank.rank if slowest.is_straggler else None
         late = most_in_excess(rank.seconds, [r.seconds for r in step.ranks])
         kind = find_cause(step_shares(step), slower is not None, step.late_by, queued > 0, one_pc)
         work = None if slower is None else late
-        return Judgement(step, chosen is recent, kind, slower, work, queued), ""
+        return Judgement(step, judged is recent, kind, slower, work, queued), ""
     return None, missing
 
 
 def machine_now(machine: Machine, records: Sequence[RankRecord] = ()) -> MachineNow:
-    """Return the state of a machine in its last NOW seconds, from two of its lines."""
+    """Return the state of a machine in its last MACHINE_SECONDS, from two of its lines."""
     lines = [line for line in machine.recent if time_of(line.get("mono")) is not None] or [{}]
     times = [time_of(line.get("mono")) or 0.0 for line in lines]
-    older = [line for line, mono in zip(lines, times) if times[-1] - mono >= NOW]
+    older = [line for line, mono in zip(lines, times) if times[-1] - mono >= MACHINE_SECONDS]
     newest = lines[-1]
     values: dict[str, dict[str, dict[Figure, float]]] = {kind: {} for kind in FIGURES}
     for (kind, name), interval in intervals_between(older[-1] if older else lines[0], newest):
         read = {figure: figure.value(interval) for figure in FIGURES[kind]}
         values[kind][name] = {f: value for f, value in read.items() if value is not None}
+    # The name of the machine itself, and of its only interface, is "".
     shown = {**values[MACHINE].get("", {}), **values[INTERFACE].get("", {})}
     if isinstance(newest.get("disks"), dict):
-        # A disk without any requests is not recorded, so no disk means that all are idle.
+        # The recorder omits a disk without any requests, so no disk means that all disks are idle.
         busy = figures.DISK_BUSY
         idle = {busy: 0.0, figures.DISK_READ: 0.0}
         disks: list[dict[Figure, float]] = [*values[DISK].values(), idle]
@@ -267,7 +281,7 @@ def machine_now(machine: Machine, records: Sequence[RankRecord] = ()) -> Machine
 
 
 def machine_document(machine: MachineNow) -> dict[str, Any]:
-    """Return the machine for JSON: figures by name, null if unknown."""
+    """Return the machine for `make status JSON=1`: figures by name, null if unknown."""
     kinds = (MACHINE, DISK, INTERFACE)
     shown = [figure for kind in kinds for figure in FIGURES[kind] if figure.status]
     return {
@@ -289,29 +303,38 @@ def values_by_name(
 
 
 def intervals_between(start: Entry, end: Entry) -> Iterator[tuple[Thing, Interval]]:
-    """Yield the intervals between two lines of a machine; without counters if both are one line."""
+    """Yield the interval between two lines of a machine for each thing. If both are the same line,
+    the intervals have no start, so that no counter has a growth."""
     passed = (time_of(end.get("mono")) or 0.0) - (time_of(start.get("mono")) or 0.0)
     earlier = figures.sample_of(start) if passed > 0 else None
     return figures.intervals(earlier, figures.sample_of(end), passed or 1.0)
 
 
-def queueing_if_oversubscribed(machine: Machine) -> float:
-    """Return `queued` over the last RECENT lines with ranks if processors are oversubscribed, else
-    0."""
-    lines = [line for line in machine.recent if line.get("ranks")] or [{}]
-    interval = dict(intervals_between(lines[-int(RECENT) :][0], lines[-1]))[MACHINE, ""]
-    busy, queued = (f.value(interval) or 0.0 for f in (figures.CPU, figures.QUEUED))
-    return queued if figures.is_oversubscribed(busy, queued) else 0.0
+def most_queued(machines: Iterable[Machine]) -> float:
+    """Return the largest `queued` of machines with oversubscribed processors; 0 without any."""
+    largest = 0.0
+    for machine in machines:
+        # A machine records a line each second, so these are the lines of RECENT seconds.
+        lines = [line for line in machine.recent if line.get("ranks")][-int(RECENT) :] or [{}]
+        interval = dict(intervals_between(lines[0], lines[-1]))[MACHINE, ""]
+        busy, queued = (f.value(interval) or 0.0 for f in (figures.CPU, figures.QUEUED))
+        if figures.is_oversubscribed(busy, queued):
+            largest = max(largest, queued)
+    return largest
 
 
 def section_of(progress: Progress, running: bool) -> Section:
-    """Show progress, bottleneck and machines of a run; if it has ended, without current figures."""
+    """Show progress, bottleneck and machines of a run; without current figures unless `running`."""
     facts = (progress_text(progress, running), speed_text(progress, running))
-    lines = [*(", ".join(words) for words in facts if words), verdict(progress, running)]
-    if (judged := progress.judgement) and not (progress.hang and running):
-        second = [judged.runner_up.sentence(progress.samples)] if judged.runner_up else []
-        lines.append(" ".join([*second, coverage_sentence(judged.coverage, judged.coverage)]))
-    lines += [not_summed(progress.unsummed)] if progress.unsummed else []
+    lines = [", ".join(words) for words in facts if words]
+    lines.append(describe_bottleneck(progress, running))
+    if (judgement := progress.judgement) and not (progress.hang and running):
+        second = judgement.runner_up
+        sentences = [second.sentence(progress.samples)] if second else []
+        # The verdict on a running run uses all signals of its coverage.
+        sentences.append(coverage_sentence(judgement.coverage, used=judgement.coverage))
+        lines.append(" ".join(sentences))
+    lines += [describe_unsummed_steps(progress.unsummed)] if progress.unsummed else []
     lines += [hang.finished_text(progress.finished)] if progress.finished and running else []
     lines += progress.silent.values() if running else []
     machines = machines_of(progress.machines, running)
@@ -319,6 +342,7 @@ def section_of(progress: Progress, running: bool) -> Section:
 
 
 def progress_text(progress: Progress, running: bool) -> list[str]:
+    """Return `epoch 2 of 90`, `step 1,200 of 45,000 (2.7 %)` and `3 h to go`, if they are known."""
     words = []
     if progress.epoch is not None:
         total = f" of {progress.epochs}" if progress.epochs else ""
@@ -334,6 +358,7 @@ def progress_text(progress: Progress, running: bool) -> list[str]:
 
 
 def speed_text(progress: Progress, running: bool) -> list[str]:
+    """Return `412 images/s (last 40 s: 398)`, `loss 1.2345` and the top-1, if they are known."""
     words = []
     if progress.images_per_second:
         recent, recent_words = progress.recent_images_per_second, ""
@@ -350,17 +375,17 @@ def speed_text(progress: Progress, running: bool) -> list[str]:
     return words
 
 
-def verdict(progress: Progress, running: bool = True) -> str:
-    """Write the bottleneck as a sentence."""
+def describe_bottleneck(progress: Progress, running: bool = True) -> str:
+    """Write the hang, else the bottleneck, else what is missing for a diagnosis."""
     if progress.hang is not None and running:
         return progress.hang.sentence
     judgement = progress.judgement
     # Ranks that never timed a step can only be judged by their silence.
     if judgement is None and progress.stands and running:
         silent = min(standing.seconds for standing in progress.stands)
-        # Of ranks that count their sums, printed lines are no sign of life.
-        counts = any(standing.sums is not None for standing in progress.stands)
-        action = "entered a sum" if counts else "timed a step or printed anything"
+        # If a rank counts its sums, its silence is the time without a sum, whatever it prints.
+        counts_sums = any(standing.sums is not None for standing in progress.stands)
+        action = "entered a sum" if counts_sums else "timed a step or printed anything"
         return f"no rank has {action} for {seconds(silent)}"
     if judgement is None:
         early = "too early for a diagnosis" if running else "too short for a diagnosis"
@@ -384,15 +409,19 @@ def verdict(progress: Progress, running: bool = True) -> str:
 
 
 def machines_of(machines: list[MachineNow], running: bool) -> list[Item]:
-    """Show a row for each machine, with as many columns as there is room for, and its warnings."""
+    """Show a row of figures for each machine, and its warnings."""
+    columns = [Column("machine", lambda machine: machine.host)]
+    if any(machine.step is not None for machine in machines):
+        columns.append(Column("step", lambda m: "-" if m.step is None else f"{m.step}"))
+
+    def cell(figure: Figure, machine: MachineNow) -> str:
+        value = machine.figures.get(figure)
+        return "-" if value is None else figure.unit.cell(value)
+
+    # Many machines have no GPU or sensor, so a column is only shown if some machine recorded it.
     recorded = {figure for machine in machines for figure in machine.figures}
-    # A column is only shown if some machine recorded it: many have no GPU or sensor.
-    columns = [
-        Column("machine", lambda machine: machine.host),
-        *([STEP] if any(machine.step is not None for machine in machines) else []),
-        *(Column(f.status, partial(figure_cell, f)) for f in IN_STATUS if f in recorded),
-    ]
-    # A silent machine's figures are left out: they would look like present ones.
+    columns += [Column(f.status, partial(cell, f)) for f in IN_STATUS if f in recorded]
+    # The last figures of a silent machine would look like present figures.
     rows = [
         MachineNow(machine.host, machine.age, machine.step)
         if running and machine.age > STALE
@@ -407,16 +436,11 @@ def machines_of(machines: list[MachineNow], running: bool) -> list[Item]:
     return [table("Machines", columns, rows, 1), *problems]
 
 
-STEP = Column("step", lambda machine: "-" if machine.step is None else f"{machine.step}")
-# A terminal with too few columns cuts the last ones.
+# The figures with a column. A narrow terminal omits the last columns.
 IN_STATUS = sorted(
     (f for kind in (MACHINE, DISK, INTERFACE, GPU) for f in FIGURES[kind] if f.status),
     key=lambda figure: figure.priority,
 )
-
-
-def figure_cell(figure: Figure, machine: MachineNow) -> str:
-    return figure.unit.cell(machine.figures[figure]) if figure in machine.figures else "-"
 
 
 def warnings(machine: MachineNow, running: bool = True) -> list[str]:
@@ -424,7 +448,7 @@ def warnings(machine: MachineNow, running: bool = True) -> list[str]:
     problems = []
     if running and machine.age > STALE:
         problems.append(f"silent for {seconds(machine.age)}")
-    # Such ranks are a mistake in the script, and train copies of their own.
+    # Isolated ranks are a mistake in the script: each of them trains a separate model.
     if running and machine.isolated:
         ranks = ", ".join(map(str, machine.isolated[:5]))
         plural = "s" * (len(machine.isolated) > 1)
@@ -432,6 +456,6 @@ def warnings(machine: MachineNow, running: bool = True) -> list[str]:
             f"rank{plural} {ranks} never connected to other ranks: the script made no process group"
         )
     if running and machine.only_received:
-        problems.append(only_received(machine.only_received))
+        problems.append(describe_missing_gradients(machine.only_received))
     sentences = (figure.warning(machine.figures) for figure in IN_STATUS)
     return problems + [sentence for sentence in sentences if sentence]

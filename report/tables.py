@@ -1,6 +1,7 @@
-"""The tables of a run's report, and the sections about its machines.
+"""Define the tables of a run's report, and its sections about machines.
 
-A column is a heading and a function that words its cell; to add one, add it here.
+A column is a heading and a function that puts the cell of a row into words. run_view.py puts the
+sections in their order.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def loss(value: float) -> str:
 
 
 def columns_of(shown: Sequence[Figure]) -> list[Column]:
-    """Return the columns of figures in the report."""
+    """Return the columns of figures in the report. Their rows are Usages."""
     return [
         Column(heading, partial(Usage.words, figure=figure, which=which))
         for figure in shown
@@ -32,19 +33,11 @@ def columns_of(shown: Sequence[Figure]) -> list[Column]:
 
 
 def columns_around(kind: str, after: Figure, *extra: Column) -> list[Column]:
-    """Return all columns of a kind of thing, with `extra` ones behind those of a figure."""
+    """Return all columns of a kind of thing, with the columns `extra` behind those of a figure."""
     index = FIGURES[kind].index(after) + 1
     return [*columns_of(FIGURES[kind][:index]), *extra, *columns_of(FIGURES[kind][index:])]
 
 
-# Of each scalar its name and the values of its curve.
-SCALARS = (
-    Column("scalar", lambda row: row[0]),
-    Column("first", lambda row: f"{row[1][0]:.5g}"),
-    Column("last", lambda row: f"{row[1][-1]:.5g}"),
-    Column("lowest", lambda row: f"{min(row[1]):.5g}"),
-    Column("highest", lambda row: f"{max(row[1]):.5g}"),
-)
 NODE = Column("node", lambda use: use.host)
 DISKS = (
     NODE,
@@ -76,8 +69,8 @@ MEMORY = (
     Column("device", lambda use: use.device),
     Column("processes", lambda use: str(use.ranks)),
     Column("peak memory", lambda use: or_unknown(use.peak_memory, size)),
-    Column("unreadable files", lambda use: or_unknown(use.bad_images, "{:,.0f}".format)),
 )
+UNREADABLE = Column("unreadable files", lambda use: or_unknown(use.bad_images, "{:,.0f}".format))
 
 
 def rank_columns(samples: str) -> list[Column]:
@@ -120,7 +113,7 @@ def disk_section(analysis: Analysis) -> Section:
         f"proves nothing, because {samples} that were read once come from memory (the page "
         "cache)."
     )
-    # The note explains figures, so without figures it is left out.
+    # Without figures there is nothing to explain.
     items += [Paragraph(note, "note")] if items else []
     return Section("Disks", items, WHILE)
 
@@ -134,7 +127,7 @@ def network_section(analysis: Analysis) -> Section:
     if uses:
         speeds = [use.speed_mbit for use in uses if use.speed_mbit and use.shared_by == 1]
         limit = formulas.line_rate(min(speeds)) / 1e6 if speeds else None
-        # Far below the limit, bars on its scale would be too short to see.
+        # On the scale of a limit that is much higher, the bars would be too short to see.
         if limit and limit > 50 * max(use.mean(SENT) for use in uses) / 1e6:
             limit = None
         rows = [
@@ -173,7 +166,7 @@ def gpu_section(analysis: Analysis) -> Section:
     items: list[Item] = [view.table("Each GPU", GPUS, analysis.uses.gpus)]
     joules = analysis.summary["gpu_joules"]
     per_image = analysis.summary["gpu_joules_per_image"]
-    # It is unknown if the records of any GPU are missing.
+    # The energy is unknown if the records of any GPU are missing.
     if joules is not None:
         image = f", {three_digits(per_image)} J per {analysis.run.sample}" if per_image else ""
         watt_hours = three_digits(joules / 3600)
@@ -187,8 +180,12 @@ def gpu_section(analysis: Analysis) -> Section:
 
 def memory_section(analysis: Analysis) -> Section:
     """Show peak memory and unreadable images of each machine."""
+    if not analysis.memory:
+        return Section("Memory", [])
+    columns = [*MEMORY]
     # Most programs do not record how many images they could not read.
-    columns = MEMORY if any(use.bad_images is not None for use in analysis.memory) else MEMORY[:-1]
+    if any(use.bad_images is not None for use in analysis.memory):
+        columns.append(UNREADABLE)
     rows = view.table("Memory of each machine", columns, analysis.memory)
     aside = "of the process that took most; on a GPU what torch allocated"
-    return Section("Memory", [rows] if rows.rows else [], aside)
+    return Section("Memory", [rows], aside)

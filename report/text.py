@@ -1,5 +1,5 @@
-"""Print a view on the terminal, in plain ASCII, drawn by rich: wrapped sentences and aligned
-tables, 80 columns wide unless there is more room."""
+"""Draw a View as lines of plain text, by rich: wrapped sentences and aligned tables. The lines are
+80 columns wide, or as wide as `make top` has room for. page.py draws the same View as HTML."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def prints(item: type) -> Callable[[Print], Print]:
 
 
 def printable(text: str) -> str:
-    """Remove what a terminal would obey (titles, the clipboard, colours, the direction of writing),
-    and half surrogate pairs, which cannot be written to it."""
+    """Remove control characters and surrogates. By control characters, text from a machine could
+    change a terminal's title, clipboard or direction of writing; surrogates cannot be encoded."""
     return text if text.isprintable() else "".join(filter(str.isprintable, text))
 
 
@@ -56,7 +56,8 @@ def draw(item: RenderableType, width: int) -> list[str]:
 def wrap(
     text: str, indent: str = "  ", hanging: str | None = None, width: int = COLUMNS
 ) -> list[str]:
-    """Wrap a paragraph: its first line behind `indent`, others behind `hanging`, or else blanks."""
+    """Wrap a paragraph: the first line behind `indent`, the other lines behind `hanging`. By
+    default `hanging` has as many blanks as `indent` is wide."""
     blanks = " " * cell_len(indent) if hanging is None else hanging
     lines = draw(Text(printable(text)), width - cell_len(blanks)) if text.strip() else []
     return [f"{blanks if index else indent}{line}" for index, line in enumerate(lines)]
@@ -72,7 +73,7 @@ def render_text(view: View) -> str:
 
 
 def section_lines(section: Section, width: int = COLUMNS) -> list[str]:
-    """Return the lines of a section; [] if it holds only charts, which the text has not."""
+    """Return the lines of a section; [] if it holds only charts, which text does not show."""
     lines = [
         line
         for item in section.items
@@ -92,8 +93,9 @@ def paragraph_lines(item: view.Paragraph, width: int) -> list[str]:
 def command_lines(item: view.Command, width: int = COLUMNS) -> list[str]:
     """Break a command at words, with backslashes, so that it can be copied into a shell."""
     lines, indent = [""], "    "
+    # The first line begins with the command, and each other line with two blanks more.
+    # A quoted value stays whole, however long it is: `ARGS='--lr 0.1'` is one word.
     for word in re.findall(r"(?:'[^']*'|\S)+", printable(item.text)):
-        # A quoted value stays whole, however long it is.
         if lines[-1] and len(f"{indent}{lines[-1]} {word} \\") > width:
             lines.append("  " + word)
         else:
@@ -129,7 +131,7 @@ def fact_lines(item: view.Facts, width: int) -> list[str]:
 
 @prints(view.Bars)
 def bar_lines(item: view.Bars, width: int) -> list[str]:
-    """Print a line for each key that has a figure; for other bars there is always a table."""
+    """Return a line for each key that has a figure. Bars without such keys have a table, too."""
     keys = [key for key in item.keys if key.figure]
     lengths = (round(max(0.0, min(1.0, key.fraction)) * BAR) for key in keys)
     rows = [(key.name, key.figure, "#" * length) for key, length in zip(keys, lengths)]
@@ -142,9 +144,10 @@ def table_lines(item: view.Table, width: int = COLUMNS) -> list[str]:
 
 
 def aligned(rows: Sequence[Sequence[str]], sides: str = "l", width: int = COLUMNS) -> list[str]:
-    """Align rows of strings as columns. `sides`: for each column l (name, flush left) or r (figure,
-    flush right); r for all others. If there is too little room, long names are cut, but never
-    figures; then the last columns go."""
+    """Align rows of strings as columns. `sides` has a letter for each column: l (a name, flush
+    left) or r (a figure, flush right); columns without a letter have r."""
+    # If there is too little room, long names are cut first, and then the last columns are left out.
+    # No figure is cut, because it would be read as another figure.
     cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(*cells)]
     sides = sides.ljust(len(widths), "r")
@@ -154,7 +157,6 @@ def aligned(rows: Sequence[Sequence[str]], sides: str = "l", width: int = COLUMN
             # A name keeps at least the width of its heading.
             cut = min(max(excess, 0), max(widths[i] - cell_len(cells[0][i]), 0))
             widths[i], excess = widths[i] - cut, excess - cut
-    # A figure that is cut would be read as another figure.
     while excess > 0 and sides[len(widths) - 1] == "r":
         excess -= widths.pop() + GAP
     grid = Grid.grid(padding=(0, GAP, 0, 0))

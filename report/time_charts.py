@@ -1,4 +1,4 @@
-"""The charts over the time of a run: the page draws them, and series.csv has their points."""
+"""Make the charts over the time of a run: page.py draws them, and series.csv has their points."""
 
 from __future__ import annotations
 
@@ -19,25 +19,30 @@ from report.usage import Usage
 from report.view import Curve, Line, Mark
 from report.windows import Points, thin
 
-NEAR = 10.0  # seconds; stalls of several ranks that are nearer are one
+STALL_SLICE = 10.0  # seconds; the stalls of all ranks in such a slice get one mark
 MOST_MARKS = 8
 MOST_LOSSES = 1000  # of a rank
 
 
 def charts_of(analysis: Analysis) -> list[Curve]:
     """Return all charts that have a line, with the marks of restarts, stalls and a failure."""
-    charts = [*scalar_charts(analysis), *step_charts(analysis), *machine_charts(analysis)]
+    # A script chooses the scalars that it records, so those charts come first.
+    charts = [
+        replace(curve_of(name, "", {"mean of the ranks": points}), steady=True)
+        for name, points in analysis.scalars.items()
+    ]
+    charts += [*step_charts(analysis), *machine_charts(analysis)]
     records = longest_attempt(analysis.run.ranks)
     if not records:
         return [curve for curve in charts if curve.lines]
     attempt = records[0].attempt
     marks = [Mark(0.0, "restart")] if attempt > 1 else []
-    # All ranks stall at about the same time; the longest stall is marked.
+    # All ranks stall at about the same time, so only the longest stall of a slice gets a mark.
     longest: dict[int, Stalled] = {}
     for stall in (stall for record in records for stall in record.stalls):
-        nearby = longest.get(round(stall.clock / NEAR))
-        if stall.seconds >= max(SHORTEST, nearby.seconds if nearby else 0.0):
-            longest[round(stall.clock / NEAR)] = stall
+        index = round(stall.clock / STALL_SLICE)
+        if stall.seconds >= max(SHORTEST, longest[index].seconds if index in longest else 0.0):
+            longest[index] = stall
     marks += [Mark(s.clock, f"no step for {seconds(s.seconds)}") for s in longest.values()]
     if any(e.attempt == attempt and e.status == "failed" for e in analysis.run.attempts):
         marks.append(Mark(max(record.clock for record in records), "failure"))
@@ -53,7 +58,8 @@ def curve_of(
     colours: tuple[str, ...] = (),
     note: str = "",
 ) -> Curve:
-    """Return a curve with a line for each name that has two points or more."""
+    """Return a curve with a line for each name that has two points or more. `top`: the upper edge,
+    if it is fixed. The lines get `colours`, or by default the colours n0, n1, ..."""
     drawn = {name: points for name, points in points_by_name.items() if len(points) > 1}
     lines = [
         Line(name, colours[index] if colours else f"n{index}", points)
@@ -63,6 +69,7 @@ def curve_of(
 
 
 def step_charts(analysis: Analysis) -> list[Curve]:
+    """Return the charts of speed, step time and waits."""
     time_line, spans = analysis.time_line, analysis.spans
     speed = [(point.seconds, point.images_per_second) for point in time_line]
     if not any(value for _, value in speed):  # samples were not counted
@@ -84,28 +91,22 @@ def step_charts(analysis: Analysis) -> list[Curve]:
     ]
 
 
-def scalar_charts(analysis: Analysis) -> list[Curve]:
-    """Return a chart of each scalar that a script recorded."""
-    return [
-        replace(curve_of(name, "", {"mean of the ranks": points}), steady=True)
-        for name, points in analysis.scalars.items()
-    ]
-
-
 def machine_charts(analysis: Analysis) -> list[Curve]:
     """Return the chart of each figure that has one, with a line for each machine or GPU."""
     usage = analysis.evidence
-    # One disk of each host, the one with the data, which comes first.
+    # Only the first disk of each host is drawn, which is the disk with the data if that is known.
+    # The dictionary keeps the last disk that it gets for a host, so it gets them in reverse.
     disks = list({use.host: use for use in reversed(usage.disks)}.values())[::-1]
     kinds: list[tuple[str, Sequence[Usage]]] = [
         *((INTERFACE, usage.networks), (DISK, disks), (MACHINE, usage.machines), (GPU, usage.gpus))
     ]
     charts = []
     for kind, uses in kinds:
-        several = len({use.host for use in uses}) < len(uses)
-        names = {f"{use.host} {use.name}" if several else use.host: use for use in uses}
+        # A host with several GPUs needs their indices in the names of the lines.
+        has_several = len({use.host for use in uses}) < len(uses)
+        named_uses = {f"{use.host} {use.name}" if has_several else use.host: use for use in uses}
         for figure in FIGURES[kind]:
-            lines = {name: use.points(figure) for name, use in names.items()}
+            lines = {name: use.points(figure) for name, use in named_uses.items()}
             above_zero = any(y > 0 for points in lines.values() for _, y in points)
             if figure.chart and (figure.drawn_at_zero or above_zero):
                 unit = figure.unit.symbol

@@ -1,28 +1,31 @@
-"""Summarize what machines did during the training loop: the figures of report/figures.py, by one
-pass through each machine's records, and the memory that its processes had."""
+"""Sum up what machines did during the training loop, by one pass through each machine's records.
+
+`usage_of` returns the figures of report/figures.py for each machine, disk, network interface, GPU
+and share; `memory_usage` returns the memory of processes. analysis.py and measurements.py call
+them. This module concludes nothing from the figures.
+"""
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
 from boundary.run_files import MOST_THINGS, Interface, MachineLine, Peer
 from boundary.schema import convert_what_fits
-from contract.errors import UserError
 from report import figures
 from report.figures import DISK, FIGURES, GPU, INTERFACE, MACHINE, MEAN, SHARE, Figure, Ratio, Thing
 from report.files import Entry, natural
-from report.read import RankRecord, RunRecord
+from report.read import RankRecord, RunRecord, skip_damaged_records
 from report.view import UNKNOWN
 from report.windows import Points, Series, Window, loop_windows, within
 
 
 @dataclass
 class Sum:
-    """One figure of one thing, over the intervals of a loop."""
+    """A figure of a machine, or of one of its things, over the intervals of a loop. `amount` and
+    `base` are the sums over figures.Ratio."""
 
     amount: float = 0.0
     base: float | None = None  # None: the recorded seconds
@@ -31,6 +34,8 @@ class Sum:
     series: Series = field(default_factory=Series)  # (seconds since the loop began, value)
 
     def add(self, since: float, ratio: Ratio, value: float | None, drawn: bool) -> None:
+        """Add an interval that ended `since` seconds after the loop began. With `drawn`, the value
+        becomes a point of the chart."""
         self.amount += ratio.amount
         if ratio.base is not None:
             self.base = (self.base or 0.0) + ratio.base
@@ -43,14 +48,14 @@ class Sum:
 
 @dataclass(frozen=True)
 class Usage:
-    """The figures of one thing in the loop of one attempt: of a machine, or of one of its disks,
-    network interfaces, GPUs or shares. `mean` and `maximum` of a figure that was not recorded are
-    0, and its `words` are UNKNOWN."""
+    """The figures of a machine, or of one of its disks, network interfaces, GPUs or shares, in the
+    loop of one attempt. If a figure was not recorded, its `mean` and `maximum` are 0, and its
+    `words` are UNKNOWN."""
 
     host: str
     attempt: int
     name: str
-    recorded: float  # seconds
+    recorded: float  # seconds of the intervals that were recorded
     loop: float  # seconds of the loop
     sums: Mapping[Figure, Sum]
 
@@ -107,17 +112,17 @@ class DiskUsage(Usage):
 
 
 class PeerTraffic(NamedTuple):
-    """Traffic to one peer. `source`: the sender's address; `busy`: seconds of sending."""
+    """The traffic from a machine to one of its peers."""
 
-    source: str
+    source: str  # the machine's own address
     sent: float  # bytes
-    busy: float
+    busy: float  # seconds in which the machine had data and its peer had room for them
 
 
 @dataclass(frozen=True)
 class NetworkUsage(Usage):
-    """`shared_by` nodes (processes of one machine) send through this interface, so its bytes are
-    divided by that number."""
+    """The usage of the run's network interface. If `shared_by` nodes (processes of one machine)
+    send through the interface, its bytes are divided by that number."""
 
     speed_mbit: float | None
     shared_by: int
@@ -153,10 +158,10 @@ class ResourceUsage:
 
 
 def usage_of(run: RunRecord) -> ResourceUsage:
-    """Read the records of all machines of a run."""
+    """Read the records of all machines of a run, and return what the machines did in its loops."""
     windows, usage = loop_windows(run), ResourceUsage()
     for host in sorted(run.machines, key=natural):
-        with skip_on_error(run, host):
+        with skip_damaged_records(host, run.missing.append):
             loops: dict[int, Loop] = {}
             shared_by = run.nodes_per_machine.get(host, 1)
             for window, mono, line in within(run.machines[host], windows.get(host, [])):
@@ -165,8 +170,8 @@ def usage_of(run: RunRecord) -> ResourceUsage:
                 loops[window.attempt].add(mono, line)
             for attempt in sorted(loops):
                 loops[attempt].add_usage(usage)
-    # Nodes that are processes of one machine share its processors, so each one's ranks are those
-    # of all of them.
+    # Nodes that are processes of one machine share its processors. The processors see the ranks of
+    # all these nodes, so each node gets the sum.
     shared, cpu = run.nodes_per_machine, figures.RANKS_CPU
     ranks_cpu = defaultdict[int, float](float)
     for use in usage.machines:
@@ -180,20 +185,9 @@ def usage_of(run: RunRecord) -> ResourceUsage:
     return replace(usage, machines=machines)
 
 
-@contextlib.contextmanager
-def skip_on_error(run: RunRecord, host: str) -> Iterator[None]:
-    """Turn an error in one machine's records into a sentence in `run.missing`."""
-    try:
-        yield
-    except (UserError, MemoryError):  # a limit of the report itself
-        raise
-    except Exception as error:
-        kind = type(error).__name__
-        run.missing.append(f"{host}: its records cannot be read ({kind}: {error}).")
-
-
-USUAL = 1.0  # seconds between two lines
-# The recorder gives values of these for the time since the line before; others are counters.
+USUAL_INTERVAL = 1.0  # seconds between two lines
+# The recorder writes the values of disks and GPUs for the time since the previous line. The values
+# of other things are counters.
 SAMPLED = (DISK, GPU)
 
 
@@ -203,24 +197,25 @@ class TimedInterface(NamedTuple):
 
 
 class Loop:
-    """One machine's records in the loop of one attempt, folded as they are read."""
+    """Sums up the records of a machine in the loop of one attempt, line by line."""
 
     def __init__(self, host: str, window: Window, shared_by: int):
         self.host, self.window, self.shared_by = host, window, shared_by
-        self.sample: figures.Sample | None = None  # the newest, taken at `mono`
+        self.sample: figures.Sample | None = None  # of the newest line, which has the time `mono`
         self.mono = window.start
         self.recorded = 0.0  # seconds
         self.seconds: dict[Thing, float] = defaultdict(float)
         self.sums: dict[Thing, dict[Figure, Sum]] = defaultdict(dict)
-        # The run's interface: at the `start` of the loop, after the warm-up (`warm`), at the `end`.
+        # The run's interface, by the moment: `start` and `end` of the loop, and `warm` at the end
+        # of the strategy's warm-up.
         self.interface: dict[str, TimedInterface] = {}
         self.data_disk: str | None = None
         self.share_kinds: dict[str, str] = {}
 
     def add(self, mono: float, line: Entry) -> None:
         """Add one line of the machine."""
-        # The first line has no earlier one to measure its interval by.
-        length = USUAL if self.sample is None else mono - self.mono
+        # No line before the first one says how long its interval is.
+        length = USUAL_INTERVAL if self.sample is None else mono - self.mono
         if length <= 0:
             return
         sample = figures.sample_of(line)
@@ -244,8 +239,9 @@ class Loop:
         self.mono, self.sample = mono, sample
 
     def add_interval(self, thing: Thing, since: float, interval: figures.Interval) -> None:
+        """Add the figures of a thing in an interval that ended at `since` seconds of the loop."""
         kind, _ = thing
-        # A machine may record any number of new names, so those of each kind are limited.
+        # A machine may record any number of new names, so each kind has at most MOST_THINGS.
         if thing not in self.sums and sum(k == kind for k, _ in self.sums) >= MOST_THINGS:
             return
         self.seconds[thing] += interval.seconds
@@ -255,7 +251,7 @@ class Loop:
             if ratio is None:
                 continue
             if figure in (figures.SENT, figures.RECEIVED):
-                # The counters are those of all nodes on this machine.
+                # The counters have the bytes of all nodes on this machine.
                 ratio = Ratio(ratio.amount / self.shared_by)
             if figure not in sums:
                 sums[figure] = Sum()
@@ -263,9 +259,10 @@ class Loop:
             sums[figure].add(since, ratio, value, bool(figure.chart))
 
     def add_usage(self, usage: ResourceUsage) -> None:
-        """Add the usage of this machine to that of all."""
+        """Append the usage of this machine and of its things to `usage`."""
         for kind, uses in ((MACHINE, usage.machines), (GPU, usage.gpus)):
             uses.extend(self.usage_of(thing) for thing in self.things(kind))
+        # A line omits idle disks, so the means of disks are over all recorded seconds.
         disks = [
             DiskUsage(
                 **vars(self.usage_of(thing, self.recorded)),
@@ -274,10 +271,10 @@ class Loop:
             for thing in self.things(DISK)
         ]
         activity = (figures.DISK_READ, figures.DISK_WRITTEN, figures.DISK_BUSY)
-        # Idle disks are left out, except the one with the data: that it was idle is a finding.
-        used = [disk for disk in disks if disk.holds_data or any(map(disk.mean, activity))]
+        # The report shows no idle disks, except the disk with the data: that it was idle is news.
+        shown = [disk for disk in disks if disk.holds_data or any(map(disk.mean, activity))]
         usage.disks.extend(
-            sorted(used, key=lambda disk: (not disk.holds_data, -disk.mean(figures.DISK_READ)))
+            sorted(shown, key=lambda disk: (not disk.holds_data, -disk.mean(figures.DISK_READ)))
         )
         usage.shares.extend(
             ShareUsage(**vars(self.usage_of(thing)), kind=self.share_kinds.get(thing[1], "share"))
@@ -286,17 +283,18 @@ class Loop:
         usage.networks.extend(map(self.network_usage, self.things(INTERFACE)))
 
     def things(self, kind: str) -> list[Thing]:
-        """Return the things of a kind that have a figure, sorted by name."""
+        """Return the things of a kind with at least one figure, sorted by name."""
         things = [thing for thing, sums in self.sums.items() if thing[0] == kind and sums]
         return sorted(things, key=lambda thing: natural(thing[1]))
 
     def usage_of(self, thing: Thing, recorded: float | None = None) -> Usage:
+        """Return the usage of a thing over `recorded` seconds; by default, over its intervals."""
         seconds = self.seconds[thing] if recorded is None else recorded
         window = self.window
         return Usage(self.host, window.attempt, thing[1], seconds, window.seconds, self.sums[thing])
 
     def network_usage(self, thing: Thing) -> NetworkUsage:
-        """Summarize the run's interface."""
+        """Return the usage of the run's interface, from the first to the last line of the loop."""
         start, end = self.interface["start"].counters, self.interface["end"].counters
         traffic = {}
         for address, peer in end.peers.items():
@@ -316,7 +314,8 @@ class Loop:
     def sent_per_step(self) -> float | None:
         """Return the bytes that a node sent per step after the warm-up; None if less than one step
         was recorded."""
-        # The counters at two lines stand for the share of steps between them.
+        # The number of steps between two lines follows from their times, because all steps after
+        # the warm-up are taken to be equally long.
         window = self.window.after_warm_up
         if "warm" not in self.interface or window.seconds <= 0:
             return None
@@ -327,10 +326,10 @@ class Loop:
 
 
 def gpu_joules(run: RunRecord, uses: list[Usage]) -> float | None:
-    """Return the energy of all GPUs in all attempts."""
-    # None if a GPU did not report it, or a machine's records are missing: its images would count
-    # without its energy.
+    """Return the energy of all GPUs in all attempts. Return None if the energy of a GPU is missing,
+    because a partial sum would look like the energy of all."""
     trained = {record.attempt for record in run.ranks}
+    # The energy of these machines must be known in these attempts.
     required = {
         (host, entry.attempt)
         for entry in run.attempts
@@ -341,9 +340,8 @@ def gpu_joules(run: RunRecord, uses: list[Usage]) -> float | None:
     joules = {(use.host, use.attempt, use.name): use.joules for use in uses}
     measured = [energy for energy in joules.values() if energy is not None]
     recorded = {(host, attempt) for host, attempt, _ in joules}
-    # A sum over some of the GPUs would look like the energy of all.
-    complete = len(measured) == len(joules) and required <= recorded
-    return sum(measured) if measured and complete else None
+    is_complete = len(measured) == len(joules) and required <= recorded
+    return sum(measured) if measured and is_complete else None
 
 
 @dataclass(frozen=True)
@@ -354,13 +352,13 @@ class MemoryUsage:
     device: str
     ranks: int
     peak_memory: float | None  # bytes of the rank that used most
-    bad_images: float | None  # images that could not be used
+    bad_images: float | None  # images that could not be read
 
 
 def memory_usage(run: RunRecord) -> list[MemoryUsage]:
     """Return the memory of each machine of the last attempt whose ranks ended in order."""
+    # The ranks of an untimed script write no `end` line, but guards record the memory of processes.
     if run.untimed:
-        # A script's ranks write no `end` line, but their guards recorded the memory of processes.
         newest = max((attempt for _, attempt in run.exits), default=0)
         return [
             MemoryUsage(host, "host", len(entry.ranks), max(entry.peak_memory_bytes.values()), None)

@@ -1,4 +1,9 @@
-"""Explain the bottleneck: one sentence for it, then the figures behind it, and a remedy."""
+"""Explain the bottleneck: one sentence that names it, then the figures behind it, and a remedy.
+
+bottleneck.py finds the cause, and `explain` chooses its explanation; analysis.py calls both.
+coverage.py adds which signals were measured. advice.py, not this module, predicts what a change
+gives.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,18 @@ from contract.text import link_speed, percent, pluralize, seconds, size
 from report import bottleneck, figures, formulas
 from report.bottleneck import late_hosts, step_shares
 from report.files import Entry
-from report.measure import Step, slowest
+from report.measure import NOTICEABLE, Step, find_slowest_rank
 from report.read import BETWEEN
 from report.reading import gradient_bytes, reading_of
 from report.usage import ResourceUsage
+from report.view import LEAST_SHOWN_SECONDS
 
 READ_FROM_DISK = 5e6  # bytes/s; if disks read less, images come from memory
+# The gradients are much slower than the link if they reach less than this fraction of its rate. A
+# step that sends fewer bytes is no evidence, because their transfer takes hardly any time.
+SLOWER_THAN_LINK, EVIDENT_BYTES = 0.6, 1e6
+# Below this fraction of the processors, other programs do not explain that threads wait.
+NOTEWORTHY = 0.05
 
 
 class Verdict(NamedTuple):
@@ -25,27 +36,27 @@ class Verdict(NamedTuple):
     because: tuple[str, ...]
 
 
-Explain = Callable[[Step, ResourceUsage], Verdict]
-EXPLANATIONS: dict[str, Explain] = {}  # by the value of `bottleneck` in summary.json
+Explainer = Callable[[Step, ResourceUsage], Verdict]
+EXPLAINERS: dict[str, Explainer] = {}  # by the value of `bottleneck` in summary.json
 
 
-def explains(cause: str) -> Callable[[Explain], Explain]:
-    """Register a function as the explanation of a bottleneck."""
+def explains(cause: str) -> Callable[[Explainer], Explainer]:
+    """Register a function that explains a bottleneck."""
 
-    def register(explain: Explain) -> Explain:
-        EXPLANATIONS[cause] = explain
-        return explain
+    def register(explainer: Explainer) -> Explainer:
+        EXPLAINERS[cause] = explainer
+        return explainer
 
     return register
 
 
 def explain(cause: str, step: Step | None, evidence: ResourceUsage) -> Verdict:
-    """Explain a value of `bottleneck`."""
+    """Explain the bottleneck `cause`, and say what a reader must know before its figures."""
     if step is None:
         return Verdict(
             "Unknown: no two training steps were recorded, so nothing can be said about speed.", ()
         )
-    verdict = EXPLANATIONS[cause](step, evidence)
+    verdict = EXPLAINERS[cause](step, evidence)
     context = []
     if step.shared_machine:
         context.append(
@@ -58,6 +69,7 @@ def explain(cause: str, step: Step | None, evidence: ResourceUsage) -> Verdict:
     return Verdict(verdict.headline, because)
 
 
+# The verdict on a script that records no step times.
 UNTIMED = Verdict(
     "Unknown: nobody timed the steps of this script, so nothing can be said about its speed.",
     (
@@ -68,27 +80,28 @@ UNTIMED = Verdict(
 
 
 def explain_warm_up(step: Step) -> list[str]:
-    """Say how the exact steps with which a strategy begins were counted, if there were some."""
+    """Say how this report counts the exact steps of a strategy's warm-up; [] without a warm-up."""
     if step.pending is not None:
         return [
             f"Every step was warm-up with exact sums, like allreduce: {step.pending.spec} "
             f"never started. It starts {step.program.phrases.warmed_up}."
         ]
-    # Without later steps there are no seconds to compare with.
+    # Without steps after the warm-up there are no seconds to compare with.
     if not step.warm_steps or step.strategy is None or not step.warm_seconds:
         return []
-    share = step.warm_steps * step.warm_seconds
-    share /= share + (step.steps - step.warm_steps) * step.seconds
+    warm_up = step.warm_steps * step.warm_seconds
+    fraction = warm_up / (warm_up + (step.steps - step.warm_steps) * step.seconds)
     return [
         f"The first {step.warm_steps} of {step.steps} steps were the warm-up of "
         f"{step.strategy.spec}, with exact sums: {seconds(step.warm_seconds)} each, "
-        f"{percent(share)} of the time. All other numbers of this report describe the other "
+        f"{percent(fraction)} of the time. All other numbers of this report describe the other "
         "steps."
     ]
 
 
 def explain_idle_disk(cause: str, step: Step, evidence: ResourceUsage) -> list[str]:
-    """Say that an idle disk is not the cause, which it is often taken for, or may become it."""
+    """Say that the disks are idle, and are not the bottleneck or may become it. Return [] if the
+    disks are busy or training waits for images."""
     rate = max((use.mean(figures.DISK_READ) for use in evidence.disks), default=0.0)
     if cause.startswith("data") or rate > READ_FROM_DISK or step_shares(step)["data"] >= 0.1:
         return []
@@ -109,24 +122,28 @@ def explain_idle_disk(cause: str, step: Step, evidence: ResourceUsage) -> list[s
 
 
 def share_words(step: Step, value: float) -> str:
-    """Write seconds as a percentage of the mean step, saving included, as in `step_shares`."""
-    return percent(value / step.training)
+    """Write seconds as a percentage of training time, as in `step_shares`."""
+    return percent(value / step.training_seconds)
 
 
 def step_words(step: Step) -> str:
-    saving = f" and {seconds(step.checkpoint)} of saving" if step.checkpoint >= 0.0005 else ""
-    between = f" and {seconds(step.between)} between epochs" if step.between >= 0.0005 else ""
+    """Write the mean step: `1.33 s a step and 12 ms of saving and 5 ms between epochs`."""
+    saving = between = ""
+    if step.checkpoint >= LEAST_SHOWN_SECONDS:
+        saving = f" and {seconds(step.checkpoint)} of saving"
+    if step.between >= LEAST_SHOWN_SECONDS:
+        between = f" and {seconds(step.between)} between epochs"
     return f"{seconds(step.seconds)} a step{saving}{between}"
 
 
 def wait_words(step: Step, kind: str) -> str:
-    """Write the seconds and the percentage of a step of a name in `step_shares`."""
+    """Write a wait by its name in `step_shares`: `1.2 s of 1.33 s a step (90 %)`."""
     share = step_shares(step)[kind]
-    return f"{seconds(share * step.training)} of {step_words(step)} ({percent(share)})"
+    return f"{seconds(share * step.training_seconds)} of {step_words(step)} ({percent(share)})"
 
 
 def rate_words(rate: float) -> str:
-    """Write bytes per second as the speed of a link, in three digits."""
+    """Write bytes per second as the speed of a link, in three digits: `940 Mbit/s`."""
     return link_speed(float(f"{rate * 8 / 1e6:.3g}"))
 
 
@@ -137,9 +154,8 @@ def explain_network(step: Step, evidence: ResourceUsage) -> Verdict:
     headline = f"{place} is the bottleneck: {waits} of each step waits for gradients."
     because = describe_traffic(step)
     if not step.one_machine and step.rate and step.link_mbit and step.bytes_sent:
-        # Few bytes are no evidence of a slow link: their transfer takes hardly any time.
-        slow = step.rate <= 0.6 * formulas.line_rate(step.link_mbit)
-        if slow and step.bytes_sent >= 1e6:
+        is_slow = step.rate <= SLOWER_THAN_LINK * formulas.line_rate(step.link_mbit)
+        if is_slow and step.bytes_sent >= EVIDENT_BYTES:
             because.append(
                 f"The network card reports {link_speed(step.link_mbit)}, but the gradients "
                 f"moved at about {rate_words(step.rate)}: look for a slower switch port, "
@@ -152,30 +168,31 @@ def describe_traffic(step: Step) -> list[str]:
     """Say how much a node sent per step, and the least time that its link needs for it."""
     if step.one_machine:
         return [
-            f"No cable is involved: {pluralize(step.world, 'process')} of one machine "
-            f"exchange {size(step.payload.bytes)} of gradients each per step."
+            f"No cable is involved: {pluralize(step.world, 'process')} on one machine, with "
+            f"{size(step.payload.bytes)} of gradients each per step."
         ]
-    # The counters are missing, or were found to be wrong.
+    # The counters are missing, or measure_step rejected them as impossible.
     if step.bytes_sent is None:
-        moved = step.strategy and step.strategy.bytes_per_step(step.nodes, step.payload, step.gpus)
-        by_formula = f"; by formula each node sends {size(moved)} per step" if moved else ""
+        sent = step.strategy and step.strategy.bytes_per_step(step.nodes, step.payload, step.gpus)
+        by_formula = f"; by formula each node sends {size(sent)} per step" if sent else ""
         missing = step.contradiction or "The network card's counters are missing."
         return [missing.removesuffix(".") + f"{by_formula}."]
     sentence = f"Each node sent {size(step.bytes_sent)} per step"
     if step.link_mbit is None:
         return [f"{sentence}; the link's speed is not known."]
-    least = step.bytes_sent / formulas.line_rate(step.link_mbit)
+    least_seconds = step.bytes_sent / formulas.line_rate(step.link_mbit)
     comparison = f"of the step's {seconds(step.seconds)}"
-    if least > step.seconds:  # the counters cover the whole loop, with evaluation
+    # The counters cover the whole loop, which also evaluates, so they may exceed the steps.
+    if least_seconds > step.seconds:
         comparison = f"and a step {seconds(step.seconds)}: some of it was sent beside steps"
     speed = link_speed(step.link_mbit)
-    return [f"{sentence}; at {speed} this takes at least {seconds(least)} {comparison}."]
+    return [f"{sentence}; at {speed} this takes at least {seconds(least_seconds)} {comparison}."]
 
 
 @explains("slow_link")
 def explain_slow_link(step: Step, evidence: ResourceUsage) -> Verdict:
     link = bottleneck.find_slow_link(evidence.networks)
-    assert link is not None  # else find_bottleneck returns another cause
+    assert link is not None  # because find_bottleneck returned `slow_link`
     return Verdict(
         f"The link of {link.host} is the bottleneck: {share_words(step, step.network)} of each "
         "step waits for gradients.",
@@ -199,11 +216,11 @@ def explain_compute(step: Step, evidence: ResourceUsage) -> Verdict:
 
 
 def data_wait_clause(step: Step) -> str:
-    """Return a clause on how long ranks wait for images, or for a rank that does."""
-    # The longer wait is the one that a user notices.
+    """Return a clause on how long ranks wait for images, or for a rank that waits for images."""
+    # The clause has the longer of both waits, because a user notices that wait.
     if step.peers <= step.data:
         return f"{share_words(step, step.data)} of each step waits for {step.samples}"
-    slow = slowest(step)
+    slow = find_slowest_rank(step)
     if not slow.is_straggler:
         waits = share_words(step, step.peers + step.data)
         return f"{waits} of each step waits for {step.samples}, on different machines"
@@ -215,7 +232,7 @@ def data_wait_clause(step: Step) -> str:
 @explains("data_disk")
 def explain_disk(step: Step, evidence: ResourceUsage) -> Verdict:
     disk = bottleneck.data_disk(evidence.disks, late_hosts(step))
-    assert disk is not None  # else bottleneck.data_cause returns another cause
+    assert disk is not None  # because bottleneck.data_cause returned `data_disk`
     return Verdict(
         f"The disk is the bottleneck: {data_wait_clause(step)}.",
         (
@@ -228,19 +245,20 @@ def explain_disk(step: Step, evidence: ResourceUsage) -> Verdict:
 
 @explains("data_share")
 def explain_share(step: Step, evidence: ResourceUsage) -> Verdict:
-    hosts, read = late_hosts(step), figures.SHARE_READ
-    late = [use for use in evidence.shares if use.host in hosts]
-    busiest = max(late, key=lambda use: use.mean(read))
-    total = sum(use.mean(read) for use in evidence.shares)
+    hosts, figure = late_hosts(step), figures.SHARE_READ
+    shares = [use for use in evidence.shares if use.host in hosts]
+    busiest = max(shares, key=lambda use: use.mean(figure))
+    total = sum(use.mean(figure) for use in evidence.shares)
     because = [
-        f"{busiest.host} read {busiest.words(read)} MB/s from {busiest.name} "
-        f"({busiest.kind}); all machines together read {read.unit.words(total)} MB/s."
+        f"{busiest.host} read {busiest.words(figure)} MB/s from {busiest.name} "
+        f"({busiest.kind}); all machines together read {figure.unit.words(total)} MB/s."
     ]
     reading = reading_of(step, evidence)
     if reading is not None and step.link_mbit is not None and not step.one_machine:
-        carried = reading.cable_bytes(step.nodes, step.images, gradient_bytes(step)) / step.training
+        step_bytes = reading.cable_bytes(step.nodes, step.images, gradient_bytes(step))
         because.append(
-            f"Together, {step.samples} and gradients used {size(carried)} per second of the "
+            f"Together, {step.samples} and gradients used "
+            f"{size(step_bytes / step.training_seconds)} per second of the "
             f"busiest cable, which carries at most {size(formulas.goodput(step.link_mbit))} "
             f"({link_speed(step.link_mbit)})."
         )
@@ -249,10 +267,11 @@ def explain_share(step: Step, evidence: ResourceUsage) -> Verdict:
 
 @explains("data_decode")
 def explain_decoding(step: Step, evidence: ResourceUsage) -> Verdict:
-    """Explain a late loader for which nothing that it reads from is the cause."""
+    """Explain a late loader that neither a disk nor a share holds up."""
     hosts = late_hosts(step)
     loaders = bottleneck.busiest_loaders(evidence, hosts)
     headline = f"Decoding {step.samples} is the bottleneck: {data_wait_clause(step)}."
+    # Busy loaders prove that decoding takes the time.
     if loaders is not None and loaders.mean(figures.LOADERS_BUSY) >= bottleneck.DECODES:
         return Verdict(
             headline,
@@ -262,15 +281,16 @@ def explain_decoding(step: Step, evidence: ResourceUsage) -> Verdict:
                 f"augment {step.samples} as fast as training takes them.",
             ),
         )
-    disk, idle = bottleneck.data_disk(evidence.disks, hosts), ""
+    disk, disk_sentence = bottleneck.data_disk(evidence.disks, hosts), ""
     if disk:
-        idle = (
+        disk_sentence = (
             f"No disk explains this: the busiest, {disk.name} on {disk.host}, was busy "
             f"{disk.words(figures.DISK_BUSY)}."
         )
+    # Only if the disks of all late machines were recorded, no disk means that none was read.
     elif hosts <= {use.host for use in evidence.machines if use.knows(figures.DISKS)}:
-        idle = "No disk explains this: training read from no disk."
-    # The loaders are idle and the disk is, too: something unrecorded holds them up.
+        disk_sentence = "No disk explains this: training read from no disk."
+    # If the loaders and the disk are idle, something that no machine records holds up the loaders.
     if loaders is not None:
         headline = f"Loading {step.samples} is the bottleneck: {data_wait_clause(step)}."
         reason = (
@@ -278,12 +298,12 @@ def explain_decoding(step: Step, evidence: ResourceUsage) -> Verdict:
             "the time: they wait for something that Tandem does not record, such as a "
             "download or a lock."
         )
-        return Verdict(headline, tuple(filter(None, (idle, reason))))
+        return Verdict(headline, tuple(filter(None, (disk_sentence, reason))))
     reason = (
         f"The processors cannot decode and augment {step.samples} as fast as training takes them."
     )
-    # Without records of the disks this is only one of two causes (coverage.py).
-    return Verdict(headline, (idle, reason) if idle else ())
+    # Without records of the disks, a slow disk is possible as well (coverage.undecided says so).
+    return Verdict(headline, (disk_sentence, reason) if disk_sentence else ())
 
 
 @explains("h2d")
@@ -292,7 +312,7 @@ def explain_copies(step: Step, evidence: ResourceUsage) -> Verdict:
     return Verdict(
         f"Copying batches to the device is the bottleneck: {waits} of each step.",
         (
-            f"A batch takes {seconds(step.h2d)}; computing on it {seconds(step.compute)}.",
+            f"Copying a batch takes {seconds(step.h2d)}, computing on it {seconds(step.compute)}.",
             "A GPU in a slot with few lanes copies slowly: `nvidia-smi -q` shows its current "
             "and maximum PCIe link. Try another slot.",
         ),
@@ -301,10 +321,10 @@ def explain_copies(step: Step, evidence: ResourceUsage) -> Verdict:
 
 @explains("straggler")
 def explain_straggler(step: Step, evidence: ResourceUsage) -> Verdict:
-    slow, waits = slowest(step), share_words(step, step.peers)
+    slow, waits = find_slowest_rank(step), share_words(step, step.peers)
     rank = slow.rank
-    # No rank is always last, so none of the machines is named.
-    if rank.work_seconds < 1.1 * slow.median:
+    # The slowest rank needs hardly longer than the other ranks, so the verdict blames no machine.
+    if rank.work_seconds < NOTICEABLE * slow.median:
         return Verdict(
             f"The ranks wait for each other: {waits} of each step, and no single rank is "
             "always last.",
@@ -313,12 +333,12 @@ def explain_straggler(step: Step, evidence: ResourceUsage) -> Verdict:
                 "ranks that share cores.",
             ),
         )
-    kind = "machine" if slow.place == rank.host else "device"
+    kind = "machine" if slow.location == rank.host else "device"
     return Verdict(
         f"One {'process' if step.shared_machine else kind} holds up the others: they wait "
         f"{waits} of each step for {rank.host} (rank {rank.rank}).",
         (
-            f"{slow.place} needs {seconds(rank.work_seconds)} for a step, without waiting; "
+            f"{slow.location} needs {seconds(rank.work_seconds)} for a step, without waiting; "
             f"the median of the other ranks is {seconds(slow.median)}. Most of the difference "
             f"is `{bottleneck.slow_category(step)}`.",
         ),
@@ -327,12 +347,12 @@ def explain_straggler(step: Step, evidence: ResourceUsage) -> Verdict:
 
 @explains("cpu_contention")
 def explain_contention(step: Step, evidence: ResourceUsage) -> Verdict:
-    slow = slowest(step)
+    slow = find_slowest_rank(step)
     host = slow.rank.host
     use, waits = evidence.machine(host), bottleneck.excess_queueing(step, evidence)
-    assert use is not None and waits is not None  # bottleneck.straggler_cause
+    assert use is not None and waits is not None  # because straggler_cause compared both
     busy = use.others_busy
-    note = "" if busy is None else f" Other programs kept {percent(busy)} of them busy."
+    note = "" if busy is None else f" Other programs kept {percent(busy)} of the processors busy."
     return Verdict(
         f"Other programs use the processors of {host}: the other ranks wait "
         f"{share_words(step, step.peers)} of each step for it.",
@@ -349,10 +369,9 @@ def explain_contention(step: Step, evidence: ResourceUsage) -> Verdict:
 @explains("cpu_oversubscribed")
 def explain_oversubscription(step: Step, evidence: ResourceUsage) -> Verdict:
     use = bottleneck.most_oversubscribed(evidence)
-    assert use is not None  # else find_bottleneck returns another cause
-    # Below five percent, other programs do not explain crowded processors.
-    foreign, cores = use.others_busy or 0.0, round(use.maximum(figures.CORES))
-    note = f"; other programs used {percent(foreign)} of the processors" if foreign >= 0.05 else ""
+    assert use is not None  # because find_bottleneck returned `cpu_oversubscribed`
+    busy, cores = use.others_busy or 0.0, round(use.maximum(figures.CORES))
+    note = f"; other programs used {percent(busy)} of the processors" if busy >= NOTEWORTHY else ""
     remedy = (
         f"More processes than processors do not help: type NODES={cores}."
         if step.shared_machine and step.nodes > cores
@@ -403,23 +422,24 @@ def explain_saving(step: Step, evidence: ResourceUsage) -> Verdict:
 @explains("rank_work")
 def explain_rank_work(step: Step, evidence: ResourceUsage) -> Verdict:
     """Explain that one rank works between epochs, or between steps, while the others wait."""
-    # Work between epochs has its own category, but older records count it as `other`.
+    # The headline has the seconds of one break between epochs, or of one step.
     if step.rank_work > step.peers:
         rank = max(step.ranks, key=lambda rank: rank.seconds[BETWEEN])
         spent = rank.seconds[BETWEEN] * step.measured_steps / max(1, step.epochs_begun)
-        place, share = "epochs", step.rank_work
+        place, wait = "epochs", step.rank_work
+    # Older records have a rank's work between two epochs in `other`, too.
     else:
-        rank = slowest(step).rank
-        place, share, spent = "steps", step.peers, rank.seconds["other"]
+        rank = find_slowest_rank(step).rank
+        place, wait, spent = "steps", step.peers, rank.seconds["other"]
     return Verdict(
         f"Rank {rank.rank} spends {seconds(spent)} between {place} while the others wait: "
-        f"{share_words(step, share)} of the time.",
+        f"{share_words(step, wait)} of the time.",
         ("Validate or save on all ranks, or less often. The machines are fine.",),
     )
 
 
 @explains("none")
-def explain_spread(step: Step, evidence: ResourceUsage) -> Verdict:
+def explain_several_waits(step: Step, evidence: ResourceUsage) -> Verdict:
     shares = sorted(step_shares(step).items(), key=lambda item: -item[1])[:3]
     largest = ", ".join(f"{name} {percent(value)}" for name, value in shares)
     return Verdict(
@@ -428,31 +448,32 @@ def explain_spread(step: Step, evidence: ResourceUsage) -> Verdict:
     )
 
 
+# The remedy for ranks that train separate models.
 ONE_MODEL = (
     "Call the DDP model, not model.module, and run the last forward pass of a step outside "
     "no_sync()."
 )
 
 
-def not_summed(steps: int) -> str:
-    """Warn that each rank trained a separate model."""
+def describe_unsummed_steps(steps: int) -> str:
+    """Warn that each rank trained a separate model. `steps`: consecutive ones without a sum."""
     return (
         f"DDP summed no gradients in {steps:,} consecutive steps: unless the script sums "
         f"gradients itself, each rank trained its own model. {ONE_MODEL}"
     )
 
 
-def only_received(received: float) -> str:
-    """Warn that a machine's ranks sent the others nothing of a model's size."""
+def describe_missing_gradients(received_bytes: float) -> str:
+    """Warn that a machine's ranks received gradients, but sent nothing of a model's size."""
     return (
-        f"its ranks received {size(received)} from other ranks, but sent no gradients: unless "
-        f"the script sums gradients later, each machine trains its own model. {ONE_MODEL}"
+        f"its ranks received {size(received_bytes)} from other ranks, but sent no gradients: "
+        f"unless the script sums gradients later, each machine trains its own model. {ONE_MODEL}"
     )
 
 
 def headline_of(status: str, first_cause: Entry | None, until: float | None = None) -> str | None:
-    """Return the sentence before the verdict if the run did not finish, or if a rank of a finished
-    run printed an exception at its end. `until`: Unix time of the newest record."""
+    """Return the sentence before the verdict if the run did not finish, or if a rank printed an
+    exception at the end of a run that did. `until`: Unix time of the newest record."""
     if status == "finished":
         # A rank may print an exception and still exit with code 0.
         message = first_cause and first_cause.get("message")
@@ -468,6 +489,7 @@ def headline_of(status: str, first_cause: Entry | None, until: float | None = No
     # No file has a cause, for example because the launcher was killed.
     if not first_cause:
         return "The run failed; no file says why."
+    # The launcher writes a message. A run without a launcher has only what its rank recorded.
     if first_cause.get("message"):
         return f"The run failed: {first_cause['message']}"
     reason = first_cause.get("exception") or "it left no message"

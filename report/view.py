@@ -1,6 +1,7 @@
-"""The parts of a View, which shows one run or several in words for people.
+"""Define a View, which shows a run, a comparison or an evaluation in words for people.
 
-A View is made once; text.py prints it and page.py draws it, so that both say the same.
+run_view.py, compare.py and evaluation.py make Views. text.py prints a View and page.py draws the
+same View, so that both say the same.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from report.windows import Points
 
 # An unknown figure is never shown as 0 or as an empty cell.
 UNKNOWN = "?"
+LEAST_SHOWN_SECONDS = 0.0005  # a shorter time would be printed as 0 ms
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Log:
 
 
 class Choice(NamedTuple):
-    """One of several things to do; `mark`: its number; `money`: it costs some."""
+    """An item of a list of things to do. `mark`: its number; `money`: True if it costs money."""
 
     mark: str
     text: str
@@ -53,8 +55,8 @@ class Choices:
 
 @dataclass(frozen=True)
 class Table:
-    """Each row has a cell for each of `heads`. The first `names` columns are names, all others
-    figures."""
+    """A table with a cell for each of `heads` in each row. The first `names` columns have names,
+    all other columns figures."""
 
     caption: str
     heads: tuple[str, ...]
@@ -85,7 +87,7 @@ class Bar(NamedTuple):
 
 
 class Key(NamedTuple):
-    """The meaning of a colour, and, if it has one, a figure and its fraction of the total."""
+    """The meaning of a colour. A key may have a figure and its fraction of the total."""
 
     colour: str
     name: str
@@ -128,7 +130,7 @@ class Curve:
     x_unit: str = "s"
     top: float | None = None  # the upper edge if it is fixed
     note: str = ""
-    # A few points far above the others, as of a loss that diverged, do not set the scale.
+    # True if a few points far above all other points, as of a diverged loss, do not set the scale.
     steady: bool = False
     marks: tuple[Mark, ...] = ()
 
@@ -188,4 +190,5 @@ def time_unit(longest: float) -> tuple[str, int]:
 
 
 def top1(value: float) -> str:
+    """Write a top-1 or top-5 in [0, 1] as a percentage: `76.15 %`."""
     return f"{100 * value:.2f} %"

@@ -1,5 +1,8 @@
-"""Decide which wait of a training step is the bottleneck: the rules of a running run and of its
-report."""
+"""Decide which wait of a training step is the bottleneck, by the rules of docs/report.md.
+
+status.py judges a running run by these rules. bottleneck.py uses them for the report, and then
+looks for the cause of the wait.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ from collections.abc import Mapping, Sequence
 
 from contract.records import COMPUTE, LOCAL, of_kind
 
-# A wait is the bottleneck from a quarter of training time: without it the run would be at least a
-# third faster.
+# A wait is the bottleneck if it takes this fraction of training time: without a wait of a quarter
+# the run would be a third faster.
 WAIT = 0.25
-# Computing is called the bottleneck if it takes at least half.
+# Computing is the bottleneck if it takes at least this fraction.
 WORK = 0.5
 # The others wait for a rank whose work takes so many times as long as theirs.
 SLOWER = 1.15
@@ -24,7 +27,7 @@ WORDS = {
     "checkpoint": "checkpoints",
     "rank_work": "work of one rank between epochs",
 }
-OWN_WORK = of_kind(COMPUTE, LOCAL)  # of a rank in a step; waiting for other ranks is not
+OWN_WORK = of_kind(COMPUTE, LOCAL)  # the categories of a rank's work, without its waits for ranks
 RANK_WAITS = ("network", "straggler")  # waits of ranks for each other
 
 
@@ -41,9 +44,9 @@ def find_cause(
     waits = {name: fraction for name, fraction in fractions.items() if name != "compute"}
     name = max(waits, key=lambda name: waits[name])
     largest = name if waits[name] >= WAIT else None
-    # The largest wait, else a slow rank though its waits are short, else computing.
+    # The cause is the largest wait. If all waits are short, it is a slow rank, else computing.
     cause = largest
-    # If ranks are late in turn by their images, all of them wait for images.
+    # If the ranks take turns in being late, and are late by their images, all wait for images.
     if largest == "straggler" and not slower and late_by == "data":
         cause = "data"
     elif largest is None and slower:

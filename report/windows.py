@@ -1,6 +1,7 @@
-"""Find when each host's training loop ran, and keep a bounded number of the values recorded then.
+"""Find when each host's training loop ran, and store a bounded number of points of a chart.
 
-Times are seconds of that machine's monotonic clock.
+usage.py reads a machine's lines in these windows. Times are seconds of the machine's monotonic
+clock.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from report.read import Machine, RunRecord
 
 @dataclass(frozen=True)
 class Window:
-    """The training loop of one attempt on one host."""
+    """The training loop of an attempt on a host."""
 
     attempt: int
     start: float
     end: float
     steps: int  # of the host's first rank
-    # The first steps, until `warm_end`, were the warm-up of a strategy.
+    # The first `warm_steps` steps, until the time `warm_end`, were the warm-up of a strategy.
     warm_steps: int = 0
     warm_end: float = 0.0
 
@@ -49,15 +50,15 @@ def loop_windows(run: RunRecord) -> dict[str, list[Window]]:
         start = record.start.mono
         if start is None or any(w.attempt == record.attempt for w in windows.get(record.host, [])):
             continue
-        # A rank that died left no end: its last line stands for it.
+        # A rank that died left no end. Its loop then ends with its last line.
         end = record.end.mono
         end = start + sum(record.seconds.values()) if end is None else end
         if end > start:
             columns = record.steps
-            # The warm-up is at the beginning: it ends at the first line that is not exact.
-            exact = next((i for i, warm in enumerate(columns.exact) if not warm), len(columns))
-            warm_steps = sum(columns.count[:exact])
-            warm_end = start + columns.clock[exact - 1] if exact else start
+            # The warm-up is at the beginning, and ends before the first line that is not exact.
+            lines = next((i for i, exact in enumerate(columns.exact) if not exact), len(columns))
+            warm_steps = sum(columns.count[:lines])
+            warm_end = start + columns.clock[lines - 1] if lines else start
             window = Window(record.attempt, start, end, sum(columns.count), warm_steps, warm_end)
             windows.setdefault(record.host, []).append(window)
     return windows
@@ -69,11 +70,11 @@ def within(machine: Machine, windows: list[Window]) -> Iterator[tuple[Window, fl
     newest: dict[int, float] = {}
     for line in machine:
         attempt, mono = line["attempt"], time_of(line.get("mono"))
-        # Lines outside the loop show starting, and belong to no step.
+        # Lines outside the loop show a program that starts or ends.
         window = by_attempt.get(attempt)
         if window is None or mono is None or not window.start <= mono <= window.end:
             continue
-        # A time before that of an earlier line is damaged, or a lie.
+        # Clocks do not go back, so a line with an earlier time is damaged or forged.
         if mono >= newest.get(attempt, 0.0):
             newest[attempt] = mono
             yield window, mono, line
@@ -85,11 +86,12 @@ MOST_POINTS = 1000  # a series of twice as many drops every second one
 
 
 class Series:
-    """Points, evenly thinned as they are added: a long run has millions of samples."""
+    """Points, evenly thinned while they are added, because a long run has millions of samples."""
 
     def __init__(self) -> None:
         self.points: Points = []
-        self.count, self.stride = 0, 1  # points added; one of `stride` points is stored
+        # `count` points were added, of which every `stride`-th point is stored.
+        self.count, self.stride = 0, 1
 
     def add(self, seconds: float, value: float) -> None:
         if self.count % self.stride == 0:

@@ -31,9 +31,10 @@ class Clock:
     def restart(self) -> None:
         """Forget everything before this moment."""
         self.started = time.monotonic()
-        self._categories, self._moments = ["other"], [self._now()]
+        self._categories, self._moments = ["other"], [self._record_moment()]
 
-    def _now(self) -> Any:
+    def _record_moment(self) -> Any:
+        """Return the time on the host, or an event that the device passes after its work so far."""
         if not self._cuda:
             return time.monotonic()
         event = torch.cuda.Event(enable_timing=True)
@@ -42,18 +43,18 @@ class Clock:
 
     @property
     def category(self) -> str:
-        """The category that time belongs to now."""
+        """Return the current category."""
         return self._categories[-1]
 
     def enter(self, category: str) -> None:
-        """From now on time belongs to `category`."""
+        """Count time as `category` from now on."""
         if category != self._categories[-1]:
             self._categories.append(category)
-            self._moments.append(self._now())
+            self._moments.append(self._record_moment())
 
     @contextlib.contextmanager
     def within(self, category: str) -> Iterator[None]:
-        """Time within belongs to `category`; afterwards it belongs to the previous one again."""
+        """Count time within the block as `category`, and later time as the category before."""
         outer_category = self._categories[-1]
         self.enter(category)
         yield
@@ -61,9 +62,9 @@ class Clock:
 
     def lap(self) -> Lap:
         """Return everything since the last lap. The current category continues in the next lap."""
-        now = self._now()
-        lap = Lap(self._categories, [*self._moments, now])
-        self._categories, self._moments = [lap.categories[-1]], [now]
+        end = self._record_moment()
+        lap = Lap(self._categories, [*self._moments, end])
+        self._categories, self._moments = [lap.categories[-1]], [end]
         return lap
 
     def passed(self, lap: Lap) -> bool:

@@ -1,14 +1,14 @@
 """Find out which rank this process is, from the environment that its launcher sets. This module
-must not import torch."""
+must not import torch, because the trainer reads the rank before it imports torch."""
 
 import dataclasses
 import os
 import socket
 from typing import Mapping, Optional, Sequence, Tuple
 
-# The names of: rank, world size, rank on this machine, number of ranks on this machine, number of
-# this machine. One line each for torchrun and torch.distributed.launch, for Open MPI's mpirun, for
-# the mpirun of MPICH and its relatives, and for srun.
+# The variables of: rank, world size, rank on this machine, number of ranks on this machine, number
+# of this machine; "" if there is none. The lines are for torchrun and torch.distributed.launch, for
+# Open MPI's mpirun, for the mpirun of MPICH and its relatives, and for srun.
 VARIABLES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
     tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "")),
@@ -31,8 +31,8 @@ class ProcessCoordinates:
 def read_coordinates(
     environ: Mapping[str, str], local_rank: Optional[int] = None
 ) -> ProcessCoordinates:
-    """Return the coordinates that torchrun, torch.distributed.launch, mpirun or srun set; those of
-    a single process if none did."""
+    """Return the coordinates that torchrun, torch.distributed.launch, mpirun or srun set, or rank 0
+    of 1 if none of them started this process. `local_rank`: the script's --local_rank."""
     env = {name: int(value) for name, value in environ.items() if value.isdigit()}
     for rank, size, local, count, node in VARIABLES:
         # A shell within salloc has SLURM_NTASKS but no rank. srun may set PMI_RANK, but then no
@@ -46,12 +46,12 @@ def read_coordinates(
 
 
 def host_name(environ: Mapping[str, str]) -> str:
-    """Return this machine's name: that of the inventory if Tandem's launcher has set it."""
+    """Return this machine's name: its name in the inventory if Tandem's launcher has set it."""
     return environ.get("TANDEM_NODE") or socket.gethostname()
 
 
 def number_machines(machines: Sequence[object]) -> Tuple[int, ...]:
-    """Return each rank's machine as a number from 0, from the machine's name on each rank."""
+    """Return each rank's machine as a number from 0: (0, 1, 0) for the names a, b, a."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(machines))}
     return tuple(numbers[name] for name in machines)
 

@@ -19,11 +19,11 @@ MAX_JSON_BYTES = 2**24  # from one rank
 
 class Exchange:
     """Exchanges JSON, tensors and bytes. All ranks of the run must call each method, in the same
-    order. Ranks never exchange Python objects: one rank's pickle could run as code on all others.
+    order. Ranks never exchange Python objects: one rank's pickle could run code on all ranks.
 
-    The exchange makes its own Gloo group. NCCL would need GPU memory for it. A step's timeout would
-    be too short for phases that may take longer on one rank: a compilation, a scan of a slow share,
-    or a slow disk. A peer's death is noticed at once, because its connection breaks.
+    The exchange makes its own Gloo group, because NCCL would need GPU memory. The group's timeout
+    is longer than a step's: a compilation, a scan of a slow share, or a slow disk may take longer
+    on one rank. The exchange notices a peer's death at once, because the connection breaks.
     """
 
     def __init__(self, timeout: timedelta) -> None:
@@ -40,8 +40,7 @@ class Exchange:
             raise RankError(f"a rank sent bytes that are not JSON: {error}.") from error
 
     def state(self, value: Any) -> List[Any]:
-        """Return the values of all ranks, in rank order: tensors on the CPU, in plain
-        containers."""
+        """Return all ranks' values, in rank order: tensors on the CPU, in plain containers."""
         file = io.BytesIO()
         torch.save(value, file)  # read by `load_tensors`, which executes no code
         contents = self._gather_bytes(file.getvalue())
@@ -49,6 +48,7 @@ class Exchange:
 
     def bytes_from(self, source: int, content: bytes) -> bytes:
         """Return the `content` of rank `source` on all ranks; other ranks' content is ignored."""
+        # The other ranks need the length first, to allocate memory for the content.
         length = torch.tensor([len(content)])
         dist.broadcast(length, source, group=self._group)
         tensor = _make_tensor(content if self.rank == source else bytes(int(length)))
@@ -64,7 +64,7 @@ class Exchange:
         end_group(self._group)
 
     def _gather_bytes(self, content: bytes, limit: int = 2**40) -> List[bytes]:
-        """Return the contents of all ranks. Raises RankError if one has more than `limit` bytes."""
+        """Return all ranks' contents. Raises RankError for a content of more than `limit` bytes."""
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(lengths, torch.tensor([len(content)]), group=self._group)
         # Checked before memory for the contents is allocated.
@@ -81,5 +81,6 @@ class Exchange:
 
 
 def _make_tensor(content: bytes) -> torch.Tensor:
+    """Return a copy of the bytes: uint8 (length)."""
     # torch.frombuffer rejects an empty buffer.
     return torch.frombuffer(bytearray(content or b" "), dtype=torch.uint8)[: len(content)]

@@ -1,13 +1,14 @@
 """Read the files of torch.save: tensors and plain values, and nothing else.
 
 Tandem gives such a file to no other reader, not even torch.load. A check would be worth nothing if
-another reader then read the file: it may see other files in the same archive, or run code (torch
-1.12). `weights_only` only prevents code. A hundred bytes may still ask for any amount of memory
-(`bytearray(n)`, a tensor larger than its storage), or nest values so that walking through them
-never ends. Here the size of the file limits the memory and time for loading the values and for
-walking through them. The bytes of tensors are read directly into place.
+another reader then read the file: that reader may see other files in the same archive, or run code
+(torch 1.12). `weights_only` only prevents code. A hundred bytes may still ask for any amount of
+memory (`bytearray(n)`, a tensor larger than its storage). They may also nest values so that walking
+through the values never ends. Here the size of the file limits the memory and time for loading the
+values and for walking through them. The bytes of tensors are read directly into place.
 
-Read `load_tensors` first, then `_Reader`, which executes a pickle's operations.
+Read `load_tensors` first, then `_Reader`, which executes a pickle's operations. trainer/ and
+exchange.py call `load_tensors`. trainer/writer.py calls `zip_records`.
 """
 
 import collections
@@ -26,9 +27,9 @@ MAX_OPERATIONS = 1 << 21
 # Each tensor and each dict needs at least so many bytes of the file; a tensor takes 600 in memory.
 BYTES_PER_CALL = 32
 MAX_DEPTH = 50  # of nested values
-DIMENSIONS = 64
+DIMENSIONS = 64  # the most that a tensor may have
 MAX_VIEW_FACTOR = 4  # bytes of all tensors / bytes of the file: tensors may share a storage
-MAX_SHARED_VISITS = 1 << 16  # of values that occur several times, in addition to one each
+MAX_SHARED_VISITS = 1 << 16  # of values that occur several times; one visit to each value is free
 LARGEST_KEY = 1 << 60  # hashes of larger numbers repeat, which makes a dict slow
 CODES = {operation.code.encode("latin-1"): operation for operation in pickletools.opcodes}
 CHUNK_BYTES = 1 << 20
@@ -37,13 +38,17 @@ OLD_FORMAT = [0x1950A86A20F9469CFC6C, 1001]  # the first pickles of a file from 
 VERSIONS = [str(number).encode() for number in range(1, 11)]  # of the format since torch 1.6
 PROGRAM_FILES = (b"constants.pkl", b".data/version")  # of TorchScript and torch.package
 
-# The structures of a zip archive.
+# The structures of a zip archive (PKWARE's APPNOTE.TXT, section 4.3): the header before each file's
+# content, and the file's entry in the list of files.
 LOCAL, ENTRY = struct.Struct("<4s5H3L2H"), struct.Struct("<4s6H3L5H2L")
+# The archive's end, which points to the list of files. An archive with large numbers has two more
+# structures before its end: the large end and its locator. END_OF_LARGE is these two.
 END, END_OF_LARGE = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q4sLQL")
-LOCATOR_BYTES, END64_BYTES = 20, 44  # of the two parts of END_OF_LARGE
+LOCATOR_BYTES = 20
+END64_BYTES = 44  # of the large end, behind the field that states this number
 ELSEWHERE = 0xFFFFFFFF  # the number needs more than four bytes, and is in an extra field
 USUAL_FLAGS = 0x0808  # sizes also behind the data; names in UTF-8
-FOLDER = 0x10  # an attribute
+FOLDER = 0x10  # the attribute of an entry that is a folder
 
 
 class RejectedContent(Exception):
@@ -58,8 +63,9 @@ class Record(NamedTuple):
     crc: int
 
     def seek_content(self, file: BinaryIO) -> None:
-        """Move to the first byte of the content."""
+        """Move to the first byte of the content. Raises ValueError if there is no header."""
         file.seek(self.begin)
+        # The header repeats the entry's name, which may have another extra field here.
         signature, *_, name_bytes, extra_bytes = LOCAL.unpack(file.read(LOCAL.size))
         if signature != b"PK\3\4":
             raise ValueError("a file does not begin at the offset in the list of files")
@@ -79,13 +85,14 @@ class Record(NamedTuple):
 
 
 class StorageType(NamedTuple):
-    """Stands for one of torch's classes of storages."""
+    """Stands for one of torch's classes of storages, such as torch.FloatStorage."""
 
     dtype: torch.dtype
 
 
 class Storage(NamedTuple):
-    """Bytes that tensors can share. `items`: how many numbers of `dtype` they are."""
+    """Bytes that tensors can share. `content`: uint8 (bytes). `items`: the count of its numbers of
+    type `dtype`. `key`: its name in the file."""
 
     key: str
     content: torch.Tensor
@@ -95,9 +102,10 @@ class Storage(NamedTuple):
 
 def load_tensors(file: BinaryIO) -> Any:
     """Load tensors and plain values, on the CPU, without executing code from the file. Raises
-    RejectedContent for other content, OSError, and exceptions of many kinds for a damaged file."""
+    RejectedContent for any other content, OSError if the file cannot be read, and exceptions of
+    many kinds for a damaged file."""
     reader = _Reader(file.seek(0, io.SEEK_END))
-    # torch decides by these bytes, too. An archive behind other bytes is an old file for both.
+    # torch decides by these bytes, too: for torch, an archive behind other bytes is an old file.
     file.seek(0)
     if file.read(4) != b"PK\3\4":
         file.seek(0)
@@ -115,14 +123,15 @@ def load_tensors(file: BinaryIO) -> Any:
         if record.length != len(storage.content):
             raise ValueError("a storage has another size than its file")
         record.seek_content(file)
-        # Tensors are views of this memory, so they have their values now.
+        # The tensors in `value` are views of this memory, and so receive their numbers.
         fill(storage.content, file)
     return value
 
 
 def _load_old_format(file: BinaryIO, reader: "_Reader") -> Any:
-    """Load a file from before torch 1.6: three pickles that describe the file, the value, the
-    storages' keys, then the storages."""
+    """Load a file from before torch 1.6: three pickles that describe the file, a pickle of the
+    value, a pickle of the storages' keys, and the content of the storages in that order."""
+    # The pickles are [a magic number, the version of the format, facts about the writing machine].
     description = [reader.read(file), reader.read(file), reader.read(file)]
     if description[:2] != OLD_FORMAT:
         raise ValueError("not a torch file")
@@ -154,14 +163,17 @@ def zip_records(file: BinaryIO) -> Dict[bytes, Record]:
     size = file.seek(0, io.SEEK_END)
     end = size - END.size
     file.seek(max(0, end - END_OF_LARGE.size))
-    tail = file.read()
+    tail = file.read()  # the two structures of a large archive, or other bytes, and END
+    # `disks`: this disk's number, that of the list's first disk, and the files on this disk.
     signature, *disks, count, length, begin, comment = END.unpack(tail[-END.size :])
-    if tail[-END.size - LOCATOR_BYTES :].startswith(b"PK\6\7"):
+    if tail[-END.size - LOCATOR_BYTES :].startswith(b"PK\6\7"):  # the locator
         end -= END_OF_LARGE.size
         fields = END_OF_LARGE.unpack(tail[: -END.size])
-        signature64, rest_bytes, _, _, *disks, count, length, begin, _, _, end64, _ = fields
-        if (signature64, rest_bytes, end64) != (b"PK\6\6", END64_BYTES, end):
+        # The fields of the large end up to `begin`, then the locator with the large end's offset.
+        signature64, end64_bytes, _, _, *disks, count, length, begin, _, _, end64, _ = fields
+        if (signature64, end64_bytes, end64) != (b"PK\6\6", END64_BYTES, end):
             raise ValueError("the archive has two lists of files")
+    # An archive on one disk has [0, 0, count]. `length` and `begin` are those of the list of files.
     if (signature, comment, disks) != (b"PK\5\6", 0, [0, 0, count]) or begin + length != end:
         raise ValueError("the list of files is not at the archive's end")
 
@@ -169,18 +181,19 @@ def zip_records(file: BinaryIO) -> Dict[bytes, Record]:
     directory, offset, archive_folder = file.read(length), 0, None
     records: Dict[bytes, Record] = {}
     for _ in range(count):
+        # The fields that are skipped are versions, times, and attributes of no use here.
         signature, _, _, flags, method, _, _, crc, *numbers = ENTRY.unpack_from(directory, offset)
         packed, unpacked, name_bytes, extra_bytes, comment, disk, _, attributes, begin = numbers
         offset += ENTRY.size
         folder, slash, name = directory[offset : offset + name_bytes].partition(b"/")
         sizes = [unpacked, packed, begin]
-        wide = sizes.count(ELSEWHERE)
-        if wide:  # the first extra field has them, in this order
+        wide_count = sizes.count(ELSEWHERE)
+        if wide_count:  # the first extra field holds the large numbers, in the order of `sizes`
             extra_offset = offset + name_bytes
-            kind, width, *numbers = struct.unpack_from(f"<2H{wide}Q", directory, extra_offset)
-            if kind != 1 or width < 8 * wide or extra_bytes < 4 + width:
+            kind, width, *wide = struct.unpack_from(f"<2H{wide_count}Q", directory, extra_offset)
+            if kind != 1 or width < 8 * wide_count or extra_bytes < 4 + width:
                 raise ValueError("a number is missing in the extra field")
-            sizes = [numbers.pop(0) if size == ELSEWHERE else size for size in sizes]
+            sizes = [wide.pop(0) if number == ELSEWHERE else number for number in sizes]
         unpacked, packed, begin = sizes
         # torch does not read a folder's bytes, and would use uninitialized memory for them.
         folder_bytes = unpacked if attributes & FOLDER or name.endswith(b"/") else 0
@@ -200,17 +213,22 @@ def zip_records(file: BinaryIO) -> Dict[bytes, Record]:
 
 
 class _Reader:
-    """Executes the operations of a file's pickles. `load_tensors` fills the storages later."""
+    """Executes the operations of a file's pickles. `load_tensors` fills the storages later.
+
+    A pickle is a program for a stack machine: most operations push a value, or combine values at
+    the stack's end. STEPS, at the end of this file, maps each allowed operation to a method.
+    `pickletools` in Python's library describes the operations.
+    """
 
     def __init__(self, file_bytes: int) -> None:
         self.file_bytes = file_bytes
-        self.storages: Dict[str, Storage] = {}
+        self.storages: Dict[str, Storage] = {}  # by key
         self.storage_suffix: Tuple[None, ...] = ()  # the old format has a sixth field, None
-        self.views: Set[str] = set()
+        self.views: Set[str] = set()  # of storages, by their description: see `_make_tensor`
         self.operations = self.calls = self.visits = self.storage_bytes = self.view_bytes = 0
         self.stack: List[Any] = []
-        self.outer_stacks: List[List[Any]] = []  # one for each MARK
-        self.memo: Dict[int, Any] = {}
+        self.outer_stacks: List[List[Any]] = []  # one for each MARK that is still open
+        self.memo: Dict[int, Any] = {}  # values that the pickle uses again, by number
 
     def read(self, stream: BinaryIO) -> Any:
         """Return the value of one pickle."""
@@ -231,8 +249,8 @@ class _Reader:
         return value
 
     def _walk(self, values: Any, depth: int) -> None:
-        """Check values as any later walk will visit them: a value once for each place where it
-        occurs. A list may contain itself, or another list many times."""
+        """Check values as any later walk will visit them: each value once for each place in which
+        the value occurs. A list may contain itself, or contain another list many times."""
         if depth > MAX_DEPTH:
             raise RejectedContent(f"values more than {MAX_DEPTH} deep in each other")
         for value in values:
@@ -250,6 +268,7 @@ class _Reader:
         self.stack.append(value)
 
     def mark(self) -> None:
+        """Begin a new stack, whose values a later operation takes together."""
         self.outer_stacks.append(self.stack)
         self.stack = []
 
@@ -258,7 +277,9 @@ class _Reader:
         return values
 
     def pop(self, count: int) -> List[Any]:
-        return [self.stack.pop() for _ in range(count)][::-1]
+        """Remove the last `count` values from the stack; return them in the order of their push."""
+        values = [self.stack.pop() for _ in range(count)]
+        return values[::-1]
 
     def extend(self, values: List[Any]) -> None:
         if type(self.stack[-1]) is not list:
@@ -296,12 +317,14 @@ class _Reader:
         self.calls += 1
         if self.calls * BYTES_PER_CALL > self.file_bytes:
             raise RejectedContent("too many tensors and dicts for the file's size")
-        # Functions are those of GLOBALS only.
+        # Only `push_global` puts functions on the stack, so this is a function of GLOBALS.
         if type(function) is not types.FunctionType or type(arguments) is not tuple:
             raise RejectedContent("a call of an object that is not a function")
         self.stack.append(function(self, *arguments))
 
     def push_storage(self) -> None:
+        """Replace a storage's description by the storage, whose content is not read yet."""
+        # Such as ("storage", StorageType(torch.float32), "0", "cpu", 4096).
         kind, storage_type, key, location, items, *suffix = self.stack.pop()
         types_fit = (type(storage_type), type(key), type(location)) == (StorageType, str, str)
         kind_fits = (kind, tuple(suffix)) == ("storage", self.storage_suffix)
@@ -316,6 +339,7 @@ class _Reader:
             content = torch.empty(items * ITEM_BYTES[dtype], dtype=torch.uint8)
             self.storages[key] = Storage(key, content, dtype, items)
         storage = self.storages[key]
+        # An empty storage may be described by several types.
         if items and (storage.dtype, storage.items) != (dtype, items):
             raise RejectedContent("a storage of two types")
         self.stack.append(storage._replace(dtype=dtype, items=items))
@@ -332,18 +356,20 @@ def _is_shape(value: Any) -> bool:
 def _make_tensor(
     reader: _Reader, storage: Any, offset: Any, size: Any, stride: Any, *options: Any
 ) -> Any:
-    """Make a tensor that stays within its storage. `options`: requires_grad; hooks, which no file
-    can hold; attributes that change the values."""
+    """Make a tensor that stays within its storage, as torch._utils._rebuild_tensor_v2 does.
+    `options`: requires_grad, hooks, and attributes."""
     are_shapes = _is_shape(size) and _is_shape(stride) and _is_count(offset)
     if type(storage) is not Storage or not are_shapes or len(size) != len(stride):
         raise RejectedContent("an invalid tensor")
+    # Files hold no hooks. Attributes, such as a bit for "conjugate", would change the values.
     if any(options[2:]):
         raise RejectedContent("a tensor with attributes")
     numbers = math.prod(size)
-    end = offset + sum((length - 1) * step for length, step in zip(size, stride))
-    if numbers and end >= storage.items:  # `end`: the index of the last number
+    last_index = offset + sum((length - 1) * step for length, step in zip(size, stride))
+    if numbers and last_index >= storage.items:
         raise RejectedContent("a tensor that is larger than its storage")
-    # A string, because numbers can be chosen so that all tuples have the same hash.
+    # The tensor's description is a string: a file can choose numbers so that all tuples have the
+    # same hash, which makes a set slow.
     view = repr((storage.content.data_ptr(), storage.dtype, offset, size, stride))
     if view not in reader.views:
         reader.views.add(view)
@@ -382,8 +408,8 @@ ITEM_BYTES = {
     dtype: torch.empty((), dtype=dtype).element_size() for dtype in STORAGE_TYPES.values()
 }
 DTYPES = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
-# The names that a pickle may contain: of functions, which this module replaces with its own, of
-# classes of storages, and of dtypes.
+# The names that a pickle may contain, as "module name": of functions, for which this module has
+# safe ones; of torch's classes of storages; and of dtypes.
 GLOBALS: Dict[str, Any] = {
     "collections OrderedDict": _make_ordered_dict,
     "torch._utils _rebuild_tensor": _make_tensor,
@@ -399,6 +425,7 @@ VALUES = (
     *(type(None), bool, int, float, str),
     *(torch.Tensor, torch.nn.Parameter, torch.Size, torch.dtype, torch.device),
 )
+# What each operation does with the reader and the operation's argument, which may be None.
 STEPS: Dict[str, Callable[[_Reader, Any], None]] = {
     **dict.fromkeys(("PROTO", "STOP"), lambda reader, _: None),
     **dict.fromkeys(

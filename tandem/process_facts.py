@@ -58,20 +58,20 @@ def describe_process(
 
 
 def describe_gradients(*models: nn.Module) -> Dict[str, Any]:
-    """Return the bytes of all gradients that a step sums. A model counts as often as it is
-    passed."""
+    """Return the bytes of all gradients that a step sums. Pass a model as often as it is summed."""
     weights = [p for model in models for p in model.parameters() if p.requires_grad]
     return {"gradient_bytes": sum(p.numel() * p.element_size() for p in weights)}
 
 
 def process_start_time() -> float:
-    """Return when this process, or the guard that started it, began, in seconds of
-    CLOCK_MONOTONIC."""
+    """Return when this process began, or the guard that started it: seconds of CLOCK_MONOTONIC."""
     if "TANDEM_GUARD_MONO" in os.environ:
         return float(os.environ["TANDEM_GUARD_MONO"])
-    # The start time is the 20th field after the name, which is in parentheses and may have spaces.
-    fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    start_seconds = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # since the boot
+    # The file is `4711 (python train.py) S 4700 ...`: the name may have spaces and parentheses. The
+    # start time is field 22 of proc(5), and so the 20th field after the name.
+    _, _, after_name = pathlib.Path("/proc/self/stat").read_text().rpartition(")")
+    start_ticks = int(after_name.split()[19])
+    start_seconds = start_ticks / os.sysconf("SC_CLK_TCK")  # since the boot
     age_seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - start_seconds
     return time.monotonic() - age_seconds
 
@@ -81,8 +81,8 @@ DRIVER, CPU_INFO = pathlib.Path("/proc/driver/nvidia/version"), pathlib.Path("/p
 
 
 def read_versions(on_gpu: bool) -> Dict[str, str]:
-    """Return the versions of the kernel and of packages, and on a GPU those of the driver and of
-    the libraries that torch was built with."""
+    """Return the versions of the kernel and of packages. On a GPU also return the versions of the
+    driver and of torch's CUDA libraries."""
     versions = {"kernel": platform.release()}
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -1,8 +1,9 @@
 """Count the samples in a batch, and find its tensors.
 
-No type shows the number: a tensor's first dimension may be time, and a list may contain samples or
-fields. The sizes of all fields of a loader's first batch are therefore compared with each other,
-and with the batch size that the loader states. If they do not agree, the number is unknown.
+The types in a batch do not show the number: a tensor's first dimension may be time, and a list may
+contain samples or fields. `SampleCounter` therefore compares the sizes of all fields of a loader's
+first batch with each other, and with the loader's batch size. If they differ, the number is
+unknown. timings.py calls this file.
 """
 
 import contextlib
@@ -17,8 +18,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 Getter = Callable[[Any], Any]
-# The sizes of a field that may be the number of samples; each with a getter of the same size for
-# another batch.
+# The sizes of a field that may be the number of samples, each with a getter for other batches.
 Sizes = List[Tuple[int, Getter]]
 
 
@@ -106,9 +106,10 @@ def _find_list_sizes(value: Any, get_value: Getter, is_batch: bool) -> Sizes:
 
 
 def _read_size(value: Any) -> Optional[int]:
-    """Return a value's size: that of a tensor, array or packed sequence, or an attribute in which
-    PyTorch Geometric and tensordict state it."""
-    # Its data has a row for each time step of each sequence; this is the number of sequences.
+    """Return the size of a tensor, array or packed sequence, or the size that an object of PyTorch
+    Geometric or tensordict has as an attribute. Returns None for other values."""
+    # A packed sequence has a row for each time step of each sequence. The first count is that of
+    # the sequences.
     if isinstance(value, PackedSequence):
         return int(value.batch_sizes[0])
     for name in ("shape", "num_graphs", "batch_size"):
@@ -134,8 +135,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def checksum(batch: Any, crc: int) -> int:
-    """Continue a CRC over a batch's tensors, without those on a GPU, for which a rank would have to
-    wait."""
+    """Continue a CRC over a batch's tensors on the CPU. (To read a GPU, a rank would wait.)"""
     for tensor in tensors_in(batch):
         # A sparse tensor has no plain bytes, and one with a gradient no numpy array.
         if tensor.device.type == "cpu" and not tensor.requires_grad and not tensor.is_sparse:

@@ -11,8 +11,8 @@ class StepScalars:
     """The scalars of one step, some of which may still be on their way from a GPU."""
 
     def __init__(self, scalars: Mapping[str, Any]) -> None:
-        """Begin to copy the values of these names, and leave out None. Raises UserError for what is
-        not a single number."""
+        """Begin to copy the values of these names, and skip None. Raises UserError for a value that
+        is not a single number."""
         self._values: Dict[str, Any] = {}
         devices = set()
         for name, value in scalars.items():

@@ -1,4 +1,7 @@
-"""The file in which a rank tells the report of its steps: docs/run-directory.md."""
+"""Write the file of a rank's steps, which the report reads (docs/run-directory.md).
+
+timings.py and trainer/train.py call `Lines`, which reads the seconds of each line from clock.py.
+"""
 
 import contextlib
 import json
@@ -30,31 +33,33 @@ def open_output(output: str, name: str, mode: str) -> IO[str]:
         raise UserError(f"cannot write {path}: {error.strerror}.") from error
 
 
-LOOK_SECONDS, STALL_SECONDS = 1.0, 5.0  # how often a stall is looked for, and when it is one
-FLUSH_SECONDS = 1.0  # a killed rank leaves the steps of so many seconds untold, and one more
+# A rank stalls if it adds no line for STALL_SECONDS. A thread checks this every LOOK_SECONDS.
+LOOK_SECONDS, STALL_SECONDS = 1.0, 5.0
+FLUSH_SECONDS = 1.0  # if a rank is killed, the file lacks the steps of so many seconds and one more
 
 
 class Block:
-    """The steps that share a line, as their sums.
+    """Adds up the steps that share a line.
 
-    A loop of hundreds of steps a second would write more lines than anybody reads. So a line has as
-    many steps as take SHORT_SECONDS, and their number is a power of two. A line ends at a multiple
-    of it: the steps of all ranks last as long, so their lines end at the same steps, and the report
-    can match their waits. A line also ends after LONG_SECONDS, so that little is untold.
+    A loop of hundreds of steps a second would write more lines than anybody reads. Therefore a line
+    has as many steps as take SHORT_SECONDS, rounded to a power of two, and ends at a multiple of
+    this number. The steps of all ranks take the same time, so the lines of all ranks end at the
+    same steps, and the report can match the ranks' waits. A line also ends after LONG_SECONDS, so
+    that a rank that is killed has written nearly all of its steps.
     """
 
     SHORT_SECONDS, LONG_SECONDS = 0.5, 1.0
 
     def __init__(self) -> None:
         self.size = 1  # steps of the next line, if the steps last as long as before
-        self.line: Optional[Dict[str, Any]] = None
+        self.line: Optional[Dict[str, Any]] = None  # the sums of the line's steps so far
         self._scalars: Dict[str, List[float]] = {}  # of the line's steps
         self._not_finite: Dict[str, int] = {}  # scalar -> the first such step of the attempt
 
     def add(
         self, line: Dict[str, Any], scalars: Optional[Dict[str, float]] = None
     ) -> Optional[Dict[str, Any]]:
-        """Add a step, and return the line that it completes, if it completes one."""
+        """Add a step's line; return the sums if the step completes a line, otherwise None."""
         for name, value in (scalars or {}).items():
             self._scalars.setdefault(name, []).append(value)
             if not math.isfinite(value):
@@ -66,11 +71,11 @@ class Block:
             seconds = self.line["seconds"]
             for name, value in line["seconds"].items():
                 seconds[name] = round(seconds.get(name, 0.0) + value, 7)
-            samples = self.line["samples"], line["samples"]
+            counts = self.line["samples"], line["samples"]
             sums = {
                 "seconds": seconds,
                 "steps": self.line["steps"] + 1,
-                "samples": None if None in samples else sum(samples),
+                "samples": None if None in counts else sum(counts),
                 "longest": max(self.line["longest"], step_seconds),
             }
             self.line = {**self.line, **line, **sums}
@@ -81,14 +86,14 @@ class Block:
         return None
 
     def resize(self, step: int, step_seconds: float) -> None:
-        """Double or halve the size, so that `step` stays a multiple of it."""
+        """Double or halve the size if steps last `step_seconds`; `step` stays a multiple of it."""
         if step_seconds * self.size < self.SHORT_SECONDS and step % (2 * self.size) == 0:
             self.size *= 2
         elif step_seconds * self.size >= 2 * self.SHORT_SECONDS and self.size > 1:
             self.size //= 2
 
     def close(self) -> Optional[Dict[str, Any]]:
-        """Return the line of the steps so far, if there are any, and begin another."""
+        """Return the line of the steps so far, or None if there are none, and begin a new line."""
         line, self.line = self.line, None
         if line is not None and self._scalars:
             means = {name: sum(values) / len(values) for name, values in self._scalars.items()}
@@ -97,8 +102,8 @@ class Block:
                 name: float(f"{mean:.7g}") if math.isfinite(mean) else None
                 for name, mean in means.items()
             }
-            begin = line["step"] - line["steps"]
-            first_steps = {n: step for n, step in self._not_finite.items() if step > begin}
+            step_before = line["step"] - line["steps"]
+            first_steps = {n: step for n, step in self._not_finite.items() if step > step_before}
             if first_steps:
                 line["not_finite"] = first_steps
         self._scalars = {}
@@ -109,10 +114,10 @@ class Lines:
     """Writes `nodes/<host>/rank<k>.<attempt>.steps.jsonl` below `output`, if there is an output.
     Raises UserError if the file cannot be written.
 
-    Each line is kept with its lap until `flush` or `flush_ready`, because on CUDA a lap can be read
-    only once the device has passed its end. If no line is added for STALL_SECONDS, a thread writes
-    in which category the rank is, and again when the category changes. So the report can tell ranks
-    that wait in a sum from the rank that has not arrived there.
+    `_pending` holds each line and its lap until `flush` or `flush_ready`, because on CUDA a lap can
+    be read only once the device has passed its end. If the rank stalls, a thread writes the rank's
+    category, and writes again when the category changes. The report can then distinguish ranks that
+    wait in a sum from the rank that has not arrived in this sum.
     """
 
     def __init__(self, output: Optional[str], host: str, rank: int, clock: Clock) -> None:
@@ -120,10 +125,10 @@ class Lines:
         self._pending: List[Tuple[Dict[str, Any], Optional[Lap], Optional[StepScalars]]] = []
         self._flush_time = time.monotonic()
         self._block = Block()
-        self._is_first_step = True  # the next step warms up, and has a line to itself
-        self.steps, self.step_seconds = 0, 0.0  # of the later steps, as far as they were read
-        self._line_time, self._step = time.monotonic(), 0
-        self._reported_stall: Optional[Tuple[float, str]] = None
+        self._is_first_step = True  # the first step also warms up the device: it has its own line
+        self.steps, self.step_seconds = 0, 0.0  # of the written steps, without the first step
+        self._line_time, self._step = time.monotonic(), 0  # of the last line that was added
+        self._reported_stall: Optional[Tuple[float, str]] = None  # its `_line_time` and category
         self._file: Optional[IO[str]] = None
         self._file_lock = threading.Lock()
         self._ended = threading.Event()
@@ -136,8 +141,8 @@ class Lines:
     def add(
         self, kind: str, timed: bool = True, scalars: Optional[StepScalars] = None, **fields: Any
     ) -> None:
-        """Add a line. A `timed` line accounts for all time since the last timed one; `scalars`
-        belong to a line of kind `step`."""
+        """Add a line. A `timed` line gets the seconds of all categories since the last timed line.
+        `scalars` belong to a line of kind `step`."""
         # JSON has no NaN and no infinity.
         for name, value in fields.items():
             if isinstance(value, float) and not math.isfinite(value):
@@ -155,20 +160,21 @@ class Lines:
                 self.report_stall()
 
     def report_stall(self) -> None:
-        """Write in which category a rank stalls that has added no line for STALL_SECONDS: once, and
-        again if it goes on to another category."""
-        stall = self._line_time, self._clock.category
+        """Write the rank's category if the rank stalls, unless this was written before."""
+        category = self._clock.category
+        # A stall that continues in another category is written again.
+        stall = self._line_time, category
         idle_seconds = time.monotonic() - self._line_time
         if idle_seconds >= STALL_SECONDS and stall != self._reported_stall:
             self._reported_stall = stall
-            line = {"kind": "stall", "category": stall[1], "step": self._step}
+            line = {"kind": "stall", "category": category, "step": self._step}
             self._write_line({**line, "idle": round(idle_seconds, 1)})
 
     def end(self, **fields: Any) -> None:
-        """Write the last line; its `mono` is the time at which the last lap ends."""
+        """Write the last line. Its `mono` is the time.monotonic() at which the last lap ends."""
         self._ended.set()
         if self._file is not None:
-            # A thread that wakes while Python exits is ended in the middle of its work.
+            # Python kills a thread that wakes while Python exits, maybe in the middle of a line.
             self._watcher.join(LOOK_SECONDS)
         self.add("end", **fields)
         self._pending[-1][0]["mono"] = time.monotonic()
@@ -176,8 +182,7 @@ class Lines:
         self.flush(patience=1.0 if fields["status"] == "failed" else None)
 
     def flush_ready(self) -> None:
-        """Write the lines whose end the device has passed, once in FLUSH_SECONDS and without
-        waiting."""
+        """Write the lines whose laps the device has ended, once in FLUSH_SECONDS. Never waits."""
         if time.monotonic() - self._flush_time < FLUSH_SECONDS:
             return
         count = 0
@@ -204,7 +209,7 @@ class Lines:
             if lap is not None:
                 seconds = self._clock.read(lap, patience)
                 if not seconds and patience:
-                    patience = 0.0  # later laps end later
+                    patience = 0.0  # spent; later laps end even later
                 line["seconds"] = {
                     name: round(value, 7) for name, value in seconds.items() if value
                 }
@@ -220,17 +225,19 @@ class Lines:
         self._flush_time = time.monotonic()
 
     def _add_step(self, line: Dict[str, Any], scalars: Optional[Dict[str, float]]) -> None:
-        # Steps with exact sums and steps with coded ones have lines of their own.
+        """Add a step to the block, and write the lines that are complete."""
+        # A step with exact sums never shares a line with a step whose sums are coded.
         block_line = self._block.line
         if block_line is not None and block_line.get("exact") != line.get("exact"):
             self._write_line(self._block.close())
-        complete = self._block.add(line, scalars)
-        if self._is_first_step and complete is None:
-            complete = self._block.close()
-        self._write_line(complete)
+        complete_line = self._block.add(line, scalars)
+        if self._is_first_step and complete_line is None:
+            complete_line = self._block.close()
+        self._write_line(complete_line)
         self._is_first_step = False
 
     def _write_line(self, line: Optional[Dict[str, Any]]) -> None:
+        """Write a line of JSON, if there is one and a file; the thread for stalls may call it."""
         if line is not None and self._file is not None:
             with self._file_lock:
                 self._file.write(json.dumps(line, allow_nan=False) + "\n")

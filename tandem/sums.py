@@ -1,12 +1,13 @@
-"""Counts the collective sums that this rank enters, so that a run that hangs can say which rank did
-not enter which sum.
+"""Count the collective sums that this rank enters. If a run hangs, the counters show which rank did
+not enter a sum.
 
-A rank that hangs cannot tell anybody. So it counts in memory that its guard shares and reads from
-outside (contract/records.py). A sum costs a microsecond; without a guard nobody reads the counters.
+A rank that hangs cannot report anything. Each rank therefore counts in memory that its guard shares
+and reads (contract/records.py). To count a sum takes a microsecond. Without a guard nobody reads
+the counters.
 
-With NCCL a host enters sums long before its device gets there. NCCL's Flight Recorder knows what
-the device has done, so a thread asks it once in each long silence: since torch 2.5, and for JSON,
-since its dump files are pickles.
+With NCCL a host enters sums long before its device gets there. NCCL's Flight Recorder (torch 2.5)
+knows what the device has done. A thread asks the recorder once in each long silence, and for JSON,
+because the recorder's dump files are pickles.
 """
 
 import contextlib
@@ -15,12 +16,13 @@ import mmap
 import os
 import threading
 import time
-from typing import Any, Callable, Tuple
+from typing import Any, Callable
 
 import torch
 
 from contract.records import SUM_BYTES, SUM_COUNTERS
 
+# The indices of the counters; contract/records.py says what each counter holds.
 PID, ENTERED, BUCKET, PASSES, FIRST, NEWEST, QUEUED, COMPLETED = range(len(SUM_COUNTERS))
 LOOK_SECONDS, SILENT_SECONDS = 1.0, 10.0
 
@@ -52,30 +54,30 @@ class SumCounters:
     def enter(self, bucket: int = -1) -> None:
         """Count a sum as it is entered. `bucket`: its index in its backward pass; -1 for a sum of
         the whole pass."""
-        values, now = self._values, time.monotonic_ns()
+        values, entered_ns = self._values, time.monotonic_ns()
         values[ENTERED] += 1
-        values[BUCKET], values[NEWEST] = bucket, now
+        values[BUCKET], values[NEWEST] = bucket, entered_ns
+        # A backward pass begins with its bucket 0, or has one sum only.
         if bucket <= 0:
             values[PASSES] += 1
         if not values[FIRST]:
-            values[FIRST] = now
+            values[FIRST] = entered_ns
 
     def _ask_recorder(self, dump: Callable[..., Any]) -> None:
+        """Ask once after each sum that no other sum follows for SILENT_SECONDS; a thread."""
         asked_about = 0
         while True:
             time.sleep(LOOK_SECONDS)
             newest = self._values[NEWEST]
-            if newest != asked_about and time.monotonic_ns() - newest > SILENT_SECONDS * 1e9:
-                asked_about = newest
-                with contextlib.suppress(Exception):  # whatever another torch answers
-                    self._values[QUEUED], self._values[COMPLETED] = read_recorder(dump)
-
-
-def read_recorder(dump: Callable[..., Any]) -> Tuple[int, int]:
-    """Return how many collectives of the default group were queued, and completed by the device.
-    Raises KeyError, TypeError or ValueError if the recorder does not know."""
-    status = json.loads(dump(includeCollectives=False))["pg_status"]["0"]
-    return int(status["last_enqueued_collective"]), int(status["last_completed_collective"])
+            if newest == asked_about or time.monotonic_ns() - newest <= SILENT_SECONDS * 1e9:
+                continue
+            asked_about = newest
+            with contextlib.suppress(Exception):  # the answers of other torches may differ
+                # Group "0" is the default group, which sums gradients.
+                status = json.loads(dump(includeCollectives=False))["pg_status"]["0"]
+                queued = int(status["last_enqueued_collective"])
+                completed = int(status["last_completed_collective"])
+                self._values[QUEUED], self._values[COMPLETED] = queued, completed
 
 
 SUMS = SumCounters()

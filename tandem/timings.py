@@ -1,7 +1,8 @@
-"""Times a loop of the user's own: `timed` and `step`.
+"""Time the loop of a script: scripts call `timed` around the loader, and `step` after each step.
 
 Hooks of the loader and of the models switch a stopwatch (clock.py) from one category to the next.
-Each step becomes a line for the report (step_lines.py).
+Each step becomes a line for the report (step_lines.py). trainer/ has its own loop, and uses only
+the stopwatch and the lines.
 """
 
 import atexit
@@ -31,10 +32,23 @@ from .sums import SUMS
 from .sync.attach import find_attached
 from .sync.unsummed import UnsummedSteps, watch_steps
 
+UNCOUNTED = (
+    "tandem: a batch of this loader does not say how many samples it holds: end each step with "
+    "timings.step(samples=N). Until then no speed is reported."
+)
+MOST_SCALARS = 8  # of a run
+COMPARED = 5  # batches of each rank
+DUPLICATES = (
+    f"tandem: the first {COMPARED} batches of this rank are another rank's, too: the ranks do not "
+    "divide the samples, so more machines learn nothing more. Give the DataLoader a "
+    "DistributedSampler, and let a stream (IterableDataset) leave out the other ranks' samples."
+)
+PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
+
 
 class Timings:
     """Times the loops of a process by hooks of their loaders and models; see `timed`. A process has
-    one, whichever models it trains in turn, so that each of its seconds is counted once."""
+    one `Timings` for all models that it trains in turn, so that each second is counted once."""
 
     def __init__(self, model: nn.Module) -> None:
         self.process = os.getpid()
@@ -48,16 +62,17 @@ class Timings:
         )
         self._models: List[Callable[[], Any]] = []  # weak references, of the current loop
         # For each model that has hooks: how many backwards of the first step sum its gradients.
-        self._sums: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._sum_counts: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self._unsummed: List[UnsummedSteps] = []  # one for each DDP model of the current loop
         self._sum_hooks: List[Any] = []  # on parameters, until the first step is over
         self._has_started = False  # whether the `start` line is written
         self._loader: Any = None
-        self._epochs, self._steps = 0, 0
+        self._epochs, self._steps = 0, 0  # that have ended
         self._samples: List[Optional[int]] = []  # in each batch since the last step
-        self._scalar_names: Dict[str, None] = {}
-        self._has_asked = False  # for the number of samples
-        self._checksum = self._seen = 0  # of its first batches, as many as COMPARED
+        self._scalar_names: Dict[str, None] = {}  # in the order of their first use
+        self._has_warned_uncounted = False
+        # Of this rank's first batches, at most COMPARED.
+        self._batches_checksum = self._compared_batches = 0
         self._precision, self._pixels = "fp32", 0
         atexit.register(self._end)
 
@@ -66,31 +81,33 @@ class Timings:
         self._models = [weakref.ref(model) for model in models]
         self._unsummed = []
         for model in models:
-            steps = watch_steps(model)
-            if steps is not None:
-                self._unsummed.append(steps)
-            if model in self._sums:
+            unsummed_steps = watch_steps(model)
+            if unsummed_steps is not None:
+                self._unsummed.append(unsummed_steps)
+            # `timed` is called once an epoch, and hooks of earlier calls remain.
+            if model in self._sum_counts:
                 continue
-            self._sums[model] = 0
-            if steps is not None:
-                model.register_forward_pre_hook(steps.note_forward)
-            model.register_forward_pre_hook(self._forward)
-            model.register_forward_hook(self._wait_for_backward)
+            self._sum_counts[model] = 0
+            if unsummed_steps is not None:
+                model.register_forward_pre_hook(unsummed_steps.note_forward)
+            model.register_forward_pre_hook(self._note_forward)
+            model.register_forward_hook(self._time_backward)
             if not self._has_started:
                 self._count_sums(model)
 
     def _count_sums(self, model: nn.Module) -> None:
         """Count the backwards that sum the model's gradients, until the first step is over."""
-        in_backward: List[bool] = []
+        in_backward: List[bool] = []  # empty outside a backward
 
         # Each backward calls this for each parameter, and counts once.
         def count(_: torch.Tensor) -> None:
             if not in_backward and getattr(model, "require_backward_grad_sync", True):
                 in_backward.append(True)
-                self._sums[model] += 1
+                self._sum_counts[model] += 1
                 _call_after_backward(in_backward.clear)
 
         weights = [p for p in model.parameters() if p.requires_grad]
+        # torch saves parameters without hooks; unless a hook is marked so, torch warns.
         count = torch.utils.hooks.unserializable_hook(count)
         self._sum_hooks += [p.register_hook(count) for p in weights]
 
@@ -98,14 +115,15 @@ class Timings:
         """Yield the loader's batches, and switch the clock around each."""
         self._loader, counter = loader, SampleCounter(loader)
         sampler = getattr(loader, "batch_sampler", None)
-        parts = sampler.sizes() if isinstance(sampler, balance.BalancedSampler) else None
+        # `tandem.sampler` knows the samples of each rank in each batch; other samplers do not.
+        shares = sampler.sizes() if isinstance(sampler, balance.BalancedSampler) else None
         self.clock.enter("data")
         try:
             for batch in loader:
-                known = balance.receive(next(parts)) if parts else counter.count(batch)
-                self._samples.append(known)
-                if self._seen < COMPARED:
-                    self._compare(batch)
+                count = balance.receive(next(shares)) if shares else counter.count(batch)
+                self._samples.append(count)
+                if self._compared_batches < COMPARED:
+                    self._compare_samples(batch)
                 if not self._has_started:
                     self._pixels = pixels_of(batch)
                 self.clock.enter("h2d")
@@ -115,20 +133,17 @@ class Timings:
             self.clock.enter("between_epochs")
             self._epochs += 1
 
-    def _compare(self, batch: Any) -> None:
-        """Say so once if this rank begins with the same samples as one before it: a stream or a
-        sampler that is not divided. By a counter in torch's store, so that no rank waits."""
-        self._seen += 1
-        with contextlib.suppress(Exception):  # odd tensors, or a store that is gone
-            self._checksum = checksum(batch, self._checksum)
-            if (
-                self._seen < COMPARED
-                or not self._checksum
-                or not torch.distributed.is_initialized()
-            ):
+    def _compare_samples(self, batch: Any) -> None:
+        """Add a batch to the checksum of this rank's first batches. After the last of them, warn if
+        another rank has the same checksum: the script does not divide its stream or its sampler."""
+        self._compared_batches += 1
+        with contextlib.suppress(Exception):  # unusual tensors, or a store that is gone
+            self._batches_checksum = checksum(batch, self._batches_checksum)
+            is_last = self._compared_batches == COMPARED
+            if not is_last or not self._batches_checksum or not torch.distributed.is_initialized():
                 return
-            store = _get_default_store()
-            if store.add(f"tandem/samples/{self._checksum}", 1) == 2:
+            # A counter in torch's store, so that no rank waits. The second rank to come warns.
+            if _get_default_store().add(f"tandem/samples/{self._batches_checksum}", 1) == 2:
                 print(DUPLICATES, file=sys.stderr, flush=True)
 
     def step(self, samples: Optional[int], scalars: Dict[str, Any]) -> None:
@@ -142,16 +157,16 @@ class Timings:
         step_scalars = StepScalars(scalars) if scalars else None
         self._scalar_names.update(dict.fromkeys(scalars))
         if len(self._scalar_names) > MOST_SCALARS:
-            kept = list(self._scalar_names)
+            names = list(self._scalar_names)
             raise UserError(
-                f"tandem.timings.step: {kept[MOST_SCALARS]} is one scalar too many: a run records "
-                f"{MOST_SCALARS}, and has {', '.join(kept[:MOST_SCALARS])}."
+                f"tandem.timings.step: {names[MOST_SCALARS]} is one scalar too many: a run records "
+                f"{MOST_SCALARS}, and has {', '.join(names[:MOST_SCALARS])}."
             )
         counts, self._samples = self._samples, []
         if samples is None and None not in counts:
             samples = sum(cast(List[int], counts))
-        if samples is None and not self._has_asked:
-            self._has_asked = True
+        if samples is None and not self._has_warned_uncounted:
+            self._has_warned_uncounted = True
             if self.coordinates.rank == 0:
                 print(UNCOUNTED, file=sys.stderr, flush=True)
         if not self._has_started:
@@ -168,29 +183,31 @@ class Timings:
         fields: Dict[str, Any] = {"step": self._steps, "epoch": self._epochs}
         fields["samples"] = samples if samples is None else int(samples)
         # A strategy that has not begun yet sums exactly.
-        exchanges = [find_attached(model()) for model in self._models]
-        if any(e and e.sync.strategy.rule.warms and e.exact for e in exchanges):
+        attached = [find_attached(model()) for model in self._models]
+        if any(a and a.sync.strategy.rule.warms and a.exact for a in attached):
             fields["exact"] = True
-        unsummed = max((steps.count for steps in self._unsummed), default=0)
-        if unsummed:
-            fields["unsummed"] = unsummed
+        unsummed_count = max((steps.count for steps in self._unsummed), default=0)
+        if unsummed_count:
+            fields["unsummed"] = unsummed_count
         self.clock.enter("other")
         self.lines.add("step", scalars=step_scalars, **fields)
         self.lines.flush_ready()
 
-    def _forward(self, module: nn.Module, inputs: Any) -> None:
+    def _note_forward(self, module: nn.Module, inputs: Any) -> None:
+        """Switch the clock as a forward begins; a forward pre-hook. Validation is not timed."""
         if module.training and torch.is_grad_enabled():
             number_type = autocast_type(self.device) or self._weight_type
             self._precision = PRECISIONS.get(number_type, "fp32")
             self.clock.enter("forward")
 
-    def _wait_for_backward(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        """Switch the clock as the backward of these outputs begins and ends.
+    def _time_backward(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        """Switch the clock as the backward of these outputs begins and ends; a forward hook.
 
-        Autograd calls the hooks of the outputs as their backward begins, and after it what they
-        have queued: ours comes before that of DDP, which waits for the sums.
+        Autograd calls the outputs' hooks as their backward begins. After the backward, autograd
+        calls the functions that were queued in it, in their order. `note_end` is queued first, and
+        DDP's function, which waits for the sums, comes behind it.
         """
-        in_backward: List[bool] = []
+        in_backward: List[bool] = []  # not empty once the backward has begun
 
         def note_begin(_: torch.Tensor) -> None:
             if not in_backward:
@@ -201,10 +218,10 @@ class Timings:
         def note_end() -> None:
             if getattr(module, "require_backward_grad_sync", False):
                 self.clock.enter("sync_exposed")
-                # `attach` counts its sums by itself, bucket by bucket.
+                # `Attached` counts its own sums, bucket by bucket.
                 if find_attached(module) is None:
                     SUMS.enter()
-            # This is queued behind DDP's own wait for the sums.
+            # This function is queued behind DDP's, so it runs when the sums are there.
             _call_after_backward(lambda: self.clock.enter("optimizer"))
 
         for tensor in tensors_in(outputs):
@@ -212,19 +229,22 @@ class Timings:
                 tensor.register_hook(note_begin)
 
     def _start_line(self, samples: Optional[int], micro_batches: int) -> Dict[str, Any]:
-        """Describe the loop by its first step."""
-        wrapped = [cast(Any, model()) for model in self._models]
+        """Return the fields of the `start` line: they describe the loop by its first step, in which
+        this rank trained on `samples` in so many micro-batches."""
+        wrappers = [cast(Any, model()) for model in self._models]  # DDP, or a model without it
         rank_batch = int(samples or 0)
-        models = [getattr(wrapper, "module", wrapper) for wrapper in wrapped]
-        summed = [m for w, m in zip(wrapped, models) for _ in range(self._sums[w])]
-        exchanges = [find_attached(wrapper) for wrapper in wrapped]
-        specs = [exchange.sync.strategy.spec if exchange else EXACT for exchange in exchanges]
+        models = [getattr(wrapper, "module", wrapper) for wrapper in wrappers]
+        # Each model as often as a step sums its gradients.
+        counts = [self._sum_counts[wrapper] for wrapper in wrappers]
+        summed_models = [model for model, count in zip(models, counts) for _ in range(count)]
+        attached = [find_attached(wrapper) for wrapper in wrappers]
+        specs = [strategy.sync.strategy.spec if strategy else EXACT for strategy in attached]
         fields = {
             **describe_process(self.coordinates, self.host, self.device, self.clock.started),
             "node_rank": self.coordinates.node or 0,
             "model": "+".join(type(model).__name__ for model in models),
             "parameters": sum(p.numel() for model in models for p in model.parameters()),
-            **describe_gradients(*(summed or models)),
+            **describe_gradients(*(summed_models or models)),
             "sync": "+".join(dict.fromkeys(specs)),
             "precision": self._precision,
             "rank_batch": rank_batch,
@@ -234,24 +254,26 @@ class Timings:
             "image_size": self._pixels,
             "resumed_samples": 0,
         }
-        decided = balance.state().record()
-        if decided:
-            shared = {"precision": fields["precision"], "sync": fields["sync"]}
-            fields["decided"] = {**shared, **decided}
+        decisions = balance.state().record()
+        if decisions:
+            own_choices = {"precision": fields["precision"], "sync": fields["sync"]}
+            fields["decided"] = {**own_choices, **decisions}
+        # With `tandem.sampler` the ranks' batches differ, so a product would be wrong.
         received = balance.state().received
         if received:
             fields["global_batch"] = sum(received)
-        if hasattr(wrapped[0], "bucket_bytes_cap"):
-            fields["bucket_mb"] = wrapped[0].bucket_bytes_cap / MIB
+        if hasattr(wrappers[0], "bucket_bytes_cap"):
+            fields["bucket_mb"] = wrappers[0].bucket_bytes_cap / MIB
         with contextlib.suppress(TypeError, AttributeError):  # a loader may have no length
             fields["steps_per_epoch"] = max(1, len(self._loader) // max(1, micro_batches))
             fields["train_images"] = len(self._loader.dataset)
-        if any(exchanges) and "steps_per_epoch" in fields:
-            warmup_steps = max(exchange.warmup_steps for exchange in exchanges if exchange)
+        if any(attached) and "steps_per_epoch" in fields:
+            warmup_steps = max(strategy.warmup_steps for strategy in attached if strategy)
             fields["warmup"] = warmup_steps / fields["steps_per_epoch"]
         return fields
 
     def _end(self) -> None:
+        """Write the last line as Python exits; a forked loader process must not write it."""
         if not self._has_started or os.getpid() != self.process:
             return
         # Python sets sys.last_value if an exception ended the process.
@@ -260,19 +282,7 @@ class Timings:
             self.lines.end(status=status, peak_memory_bytes=peak_memory_bytes(self.device))
 
 
-_current: Optional[Timings] = None
-UNCOUNTED = (
-    "tandem: a batch of this loader does not say how many samples it holds: end each step with "
-    "timings.step(samples=N). Until then no speed is reported."
-)
-MOST_SCALARS = 8  # of a run
-COMPARED = 5  # batches of each rank
-DUPLICATES = (
-    f"tandem: the first {COMPARED} batches of this rank are another rank's, too: the ranks do not "
-    "divide the samples, so more machines learn nothing more. Give the DataLoader a "
-    "DistributedSampler, and let a stream (IterableDataset) leave out the other ranks' samples."
-)
-PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
+_current: Optional[Timings] = None  # of this process
 
 
 class Batches:
@@ -288,28 +298,34 @@ class Batches:
         return self.timings.batches(self.loader)
 
 
-def timed(loader: Iterable[Any], model: nn.Module, *others: nn.Module) -> Batches:
+def timed(loader: Iterable[Any], model: nn.Module, *more_models: nn.Module) -> Batches:
     """Return the loader's batches, and time a loop over them until the next call.
 
-    Times are those of waiting for data, of forward and backward of all models, and of waiting for
-    the sums of their gradients. Pass the DDP wrapper if a model has one, and each model of a loop
-    that trains several, such as a GAN's. Call it once an epoch, and `step` at the end of each step.
-    The loop never waits for the device. The times are written below TANDEM_OUTPUT, which the
-    launcher sets; without it nothing is written.
+    `loader`: any iterable of batches, with a length or without. `model`, `more_models`: all models
+    that the loop trains, such as a GAN's two; pass the DDP wrapper of a model that has one.
+
+    Call `timed` once an epoch, and `step` at the end of each step. Tandem measures the seconds of
+    waiting for data, of forward and backward, and of waiting for sums of gradients. The loop never
+    waits for the device. Tandem writes the seconds below the folder TANDEM_OUTPUT, which the
+    launcher sets (docs/run-directory.md), and writes nothing if this variable is not set. Raises
+    UserError if the file cannot be written.
     """
     global _current
+    # A process that was forked from a timed process has its own steps.
     if _current is None or _current.process != os.getpid():
         _current = Timings(model)
-    _current.watch(model, *others)
+    _current.watch(model, *more_models)
     return Batches(loader, _current)
 
 
 def step(samples: Optional[int] = None, **scalars: Any) -> None:
     """End a step of the optimizer, and record up to eight scalars, such as `loss=loss`.
 
-    `samples`: how many this rank has trained on; by default as many as the batches since the last
-    step hold, if that is known. A scalar is a number or a tensor of one element; None is left out.
-    The host never waits for a tensor on a GPU: it is copied in the background. Raises UserError.
+    `samples`: how many samples this rank has trained on in this step; by default the number in the
+    batches since the last step, if Tandem can count them. A scalar is a number or a tensor of one
+    element; None is skipped. The host never waits for a tensor on a GPU: Tandem copies the tensor
+    in the background. Raises UserError before `timed`, for a number of samples that is not whole,
+    for a value that is not a single number, and for a ninth scalar.
     """
     if _current is None:
         raise UserError("tandem.timings.step: nothing is timed: for batch in timed(loader, model).")

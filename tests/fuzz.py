@@ -15,7 +15,7 @@ WHOLE = "TANDEM_FUZZ"  # set: every example
 
 def many(examples):
     return settings(
-        max_examples=examples if WHOLE in os.environ else max(20, examples // 8),
+        max_examples=examples if WHOLE in os.environ else max(10, examples // 8),
         derandomize=True,
         deadline=None,
         database=None,

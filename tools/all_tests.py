@@ -1,9 +1,9 @@
 """Run the tests that `make test` and `make test-lab` omit, in pieces: `make test-all`.
 
 The output and result of each piece are in .tandem/test-all/. A piece that passed is not repeated,
-so the same command continues after an interruption; AGAIN=1 repeats all.
+so the same command continues after an interruption; AGAIN=1 repeats all pieces.
 
-Standard library only, Python >= 3.11: it runs before there is an environment.
+This file uses only the standard library (Python >= 3.11), since it makes the environment.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ SETUP = (
 
 
 class Piece(NamedTuple):
-    """A command; `variables` are added to its environment."""
+    """A command of `make test-all`, with its own log and result."""
 
     name: str
     argv: tuple[str, ...]
-    variables: Mapping[str, str] = MappingProxyType({})
+    variables: Mapping[str, str] = MappingProxyType({})  # added to the environment
 
 
 def pytest(name: str, *words: str, **variables: str) -> Piece:
@@ -48,7 +48,7 @@ def pytest(name: str, *words: str, **variables: str) -> Piece:
 
 
 def list_pieces() -> Iterator[Piece]:
-    """Yield a piece for each file with tests that are marked long, and the other long ones."""
+    """Yield the pieces: each file with tests that are marked long, benchmarks, faults, fuzzers."""
     for file in collect("-m", "long", "tests/unit", "tests/train", "tests/lab"):
         yield pytest(file, "-m", "long", file)
     for path in sorted((ROOT / "bench").glob("test_*.py")):
@@ -63,13 +63,14 @@ def collect(*words: str) -> list[str]:
     """Return the files of the tests that these words of pytest select."""
     argv = [PYTHON, "-m", "pytest", "--collect-only", "-qq", *words]
     process = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    # With -qq pytest prints a line per file: "tests/unit/tools/test_sweep.py: 23".
     lines = process.stdout.splitlines()
     return sorted({line.partition(":")[0] for line in lines if ".py:" in line})
 
 
 def run(piece: Piece, log: IO[str] | None = None) -> int:
     """Run a piece, and return its exit code."""
-    # Tests call make, which must not see the words of this make (as in tools/test.sh).
+    # Tests call make, which would read these variables of the present make.
     removed = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "TANDEM_GIVEN", "TANDEM_VERBS", "ONLY", "AGAIN"}
     removed.add("PYTHONDONTWRITEBYTECODE")
     env = {name: value for name, value in os.environ.items() if name not in removed}
@@ -79,19 +80,20 @@ def run(piece: Piece, log: IO[str] | None = None) -> int:
 
 
 def minutes(seconds: float) -> str:
+    """Format a duration: "42 s" or "12 min 07 s"."""
     return f"{seconds:.0f} s" if seconds < 60 else f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
 
 
 @dataclass
 class Result:
-    """The result of a piece, as stored."""
+    """The result of a piece, as stored in .tandem/test-all/NAME.json."""
 
     name: str
-    code: int
+    code: int  # the exit code
     seconds: float
     day: str
     commit: str
-    last: str  # line of its output
+    last: str  # the last line of the output; earlier records have this name too
 
     def __str__(self) -> str:
         word = "passed" if self.code == 0 else "FAILED"
@@ -100,8 +102,7 @@ class Result:
 
 
 def run_pieces(pieces: Sequence[Piece], again: bool) -> int:
-    """Run each piece, and print a summary. Returns the exit code. `again`: also run pieces that
-    passed before."""
+    """Run each piece, or with `again` also those that passed before. Returns the exit code."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     argv = ["git", "rev-parse", "--short", "HEAD"]
     output = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -122,7 +123,7 @@ def run_pieces(pieces: Sequence[Piece], again: bool) -> int:
         seconds, day = time.monotonic() - begin, time.strftime("%d %b")
         last_line = lines[-1] if lines else ""
         result = Result(piece.name, code, seconds, day, output.strip(), last_line)
-        # Written after each piece: an interruption loses at most one.
+        # The result is stored after each piece, so an interruption loses at most one.
         record.write_text(json.dumps(asdict(result)))
         results.append(result)
         print(result, flush=True)
@@ -134,11 +135,11 @@ def run_pieces(pieces: Sequence[Piece], again: bool) -> int:
 def main(argv: Sequence[str]) -> int:
     try:
         words = verb_words("test-all", argv, "make test-all")
-        # Before the setup, which takes minutes.
+        # This error must come before the setup, which takes minutes.
         if os.geteuid():
             raise UserError("most of these tests boot machines: sudo make test-all")
-        for words_of_setup in SETUP:
-            if code := run(Piece("set-up", words_of_setup)):
+        for argv_of_setup in SETUP:
+            if code := run(Piece("set-up", argv_of_setup)):
                 return code
         pieces = [piece for piece in list_pieces() if words.get("only", "") in piece.name]
         return run_pieces(pieces, words.get("again", False))

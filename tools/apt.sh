@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs those Debian packages of the given lists (one per line, # comments) that are missing. Needs root.
+# Installs the missing Debian packages of the lists in $@ (a package per line, # for comments). Needs root.
 set -eu
 missing=
 for package in $(sed 's/#.*//' "$@"); do
@@ -9,6 +9,7 @@ for package in $(sed 's/#.*//' "$@"); do
 done
 if [ -z "$missing" ]; then exit 0; fi
 echo "tandem: installing$missing"
+# Nobody can answer questions here. Another program may hold apt's lock for some minutes.
 export DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a
 apt-get -o DPkg::Lock::Timeout=600 update --quiet --quiet
 # shellcheck disable=SC2086  # a list of package names

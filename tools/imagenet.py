@@ -4,9 +4,9 @@
     ILSVRC2012_img_val.tar         50,000 images without classes       -> TO/val/<wnid>/*.JPEG
     ILSVRC2012_devkit_t12.tar.gz   meta.mat and the validation images' classes
 
-Each image is copied once, directly from the archive to its place. With SIZE= it becomes smaller on
-the way (tools/shrink.py). Class folders and val get their names when they are complete. After a
-kill at any time, the same command continues.
+Each image is copied once, directly from the archive to its class folder. With SIZE= the image
+becomes smaller on the way (tools/shrink.py). Class folders and val get their names when they are
+complete, so the same command continues after a kill at any time. trainer/data reads the folders.
 """
 
 from __future__ import annotations
@@ -49,30 +49,32 @@ MD5 = {
     DEVKIT: "fa75699e90414af021442c21a62c3abf",
 }
 # File systems need more than the bytes of the images.
-SPARE = 1.02
-CHECKED = ".archives.json"
-PIECE = 1 << 20
+DISK_FACTOR = 1.02
+CHECKSUM_FILE = ".archives.json"  # in the target folder, with what `check_archives` found
+PIECE_BYTES = 1 << 20
 UNPACKED = 64 << 20  # the most bytes of the devkit, and of meta.mat in it
 BATCH = 256  # images in memory before the pool shrinks them: 30 MB
-SMALLER = 0.25  # the share of ImageNet's bytes that images with a short side of 256 need
+RATIO_AT_256 = 0.25  # the share of ImageNet's bytes that images with a short side of 256 need
 COMPRESSED = 15  # the type of a compressed element of a MATLAB file
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The content of the archives, and the share of it that `target` does not have yet."""
+    """The content of the archives that `target` does not have yet."""
 
     source: Path
     target: Path
-    classes: tuple[tuple[str, int], ...]  # (wnid, bytes of its tar) of those to copy
+    # A wnid is the WordNet id of a class, such as n01440764.
+    classes: tuple[tuple[str, int], ...]  # (wnid, bytes of its tar) of the classes to copy
     val: tuple[tuple[str, str, int], ...]  # (image, wnid, bytes) of all; empty if val is complete
-    wnids: tuple[str, ...]
+    wnids: tuple[str, ...]  # of all classes
     shape: Shape | None = None  # None: images stay unchanged
 
     def train_size(self) -> int:
         return sum(size for _, size in self.classes)
 
     def val_size(self) -> int:
+        # val.part may have images already, after a kill.
         folder = self.target / "val.part"
         rows = ((folder / wnid / name, size) for name, wnid, size in self.val)
         return sum(size for path, size in rows if not self.has(path, size))
@@ -80,20 +82,20 @@ class Plan:
     def has(self, path: Path, size: int) -> bool:
         """Return whether an image, which has `size` bytes in the archive, is copied."""
         written = path.stat().st_size if path.is_file() else 0
-        # A smaller image gets its name when it is complete. Others grow under their name.
+        # A smaller image gets its name when it is complete, an unchanged image before.
         return written == size if self.shape is None else written > 0
 
 
 def read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
     """Return {class number: wnid}, and the class number of each validation image.
 
-    Raises UserError for another archive. meta.mat has one row per synset: number, WordNet id,
-    words, gloss and number of children. A class is a synset without children.
+    Raises UserError if the archive is not the devkit.
     """
     from scipy.io import loadmat
 
     contents = {"meta.mat": b"", "ILSVRC2012_validation_ground_truth.txt": b""}
     with _explain_damage(path):
+        # A small file may unpack to any number of bytes. One byte too many is enough to know that.
         with gzip.open(path) as file:
             unpacked = file.read(UNPACKED + 1)
         _refuse_large(len(unpacked), path)
@@ -108,10 +110,11 @@ def read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
     meta, truth = contents.values()
     try:
         _refuse_large(sum(_element_sizes(meta)), path)  # loadmat has no limit
+        # Synsets: number, wnid, words, gloss, number of children, ... A class has no children.
         rows = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
         leaves = {int(row[0]): str(row[1]) for row in rows if int(row[4]) == 0}
         numbers = [int(line) for line in truth.split()]
-        # wnids become names of folders.
+        # Wnids become names of folders, so a name such as "../x" must not pass.
         invalid = [wnid for wnid in leaves.values() if not re.fullmatch("n[0-9]{8}", wnid)]
         invalid += [str(number) for number in numbers if number not in leaves]
     except UserError:
@@ -135,7 +138,8 @@ def _refuse_large(size: int, path: Path) -> None:
 
 def _element_sizes(meta: bytes) -> Iterator[int]:
     """Yield the unpacked bytes of each element of a MATLAB file. Each may be compressed."""
-    order, position = ("<" if meta[126:128] == b"IM" else ">"), 128  # after the header
+    # A header of 128 bytes ends with "MI" in the file's byte order: b"IM" is little-endian.
+    order, position = ("<" if meta[126:128] == b"IM" else ">"), 128
     while position + 8 <= len(meta):
         kind, size = struct.unpack_from(f"{order}II", meta, position)
         element = meta[position + 8 : position + 8 + size]
@@ -146,6 +150,7 @@ def _element_sizes(meta: bytes) -> Iterator[int]:
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
+    """Open a plain file of an archive. Raises UserError for any other kind of member."""
     # A sparse file may have any number of bytes that are not in the archive.
     file = archive.extractfile(member) if not member.issparse() else None
     if file is None:  # it is sparse, a folder or a device
@@ -171,7 +176,7 @@ def _tar(path: Path) -> Iterator[tarfile.TarFile]:
 
 
 def make_plan(source: Path, target: Path, shape: Shape | None = None) -> Plan:
-    """Read the archives' tables of contents. Raises UserError with all missing archives."""
+    """Read the archives' tables of contents. Raises UserError if they are not complete."""
     absent = [name for name in MD5 if not (source / name).is_file()]
     if absent:
         raise UserError(
@@ -180,40 +185,43 @@ def make_plan(source: Path, target: Path, shape: Shape | None = None) -> Plan:
     wnid_of, truth = read_devkit(source / DEVKIT)
     with _tar(source / TRAIN) as archive:
         train = [(member.name.removesuffix(".tar"), member.size) for member in archive]
-    unlike = sorted({name for name, _ in train} ^ set(wnid_of.values()))
-    if unlike:
+    unmatched = sorted({name for name, _ in train} ^ set(wnid_of.values()))
+    if unmatched:
         raise UserError(
-            f"{source / TRAIN} and the devkit do not have the same classes: {_some(unlike)}"
+            f"{source / TRAIN} and the devkit do not have the same classes: "
+            f"{_name_three(unmatched)}"
         )
     with _tar(source / VAL) as archive:
         val = sorted((member.name, member.size) for member in archive if member.isfile())
     expected = [f"ILSVRC2012_val_{number:08}.JPEG" for number in range(1, len(truth) + 1)]
-    unlike = sorted({name for name, _ in val} ^ set(expected))
-    if unlike:
+    unmatched = sorted({name for name, _ in val} ^ set(expected))
+    if unmatched:
         raise UserError(
-            f"{source / VAL} and the devkit do not have the same images: {_some(unlike)}"
+            f"{source / VAL} and the devkit do not have the same images: {_name_three(unmatched)}"
         )
-    places = ((name, wnid_of[number], size) for (name, size), number in zip(val, truth))
+    # The devkit lists the classes in the order of the images' names, which `val` is sorted by.
+    images = ((name, wnid_of[number], size) for (name, size), number in zip(val, truth))
     return Plan(
         source=source,
         target=target,
         classes=tuple(row for row in train if not (target / "train" / row[0]).is_dir()),
-        val=tuple(places) if not (target / "val").is_dir() else (),
+        val=tuple(images) if not (target / "val").is_dir() else (),
         wnids=tuple(sorted(wnid_of.values())),
         shape=shape,
     )
 
 
-def _some(names: list[str]) -> str:
+def _name_three(names: list[str]) -> str:
+    """List the first three names in a clause, and the number of the remaining names."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def check_space(plan: Plan) -> None:
     """Raise UserError if the target's disk has too little space."""
-    # Bytes follow the side or the pixels, by the image. The larger estimate is the safe one.
+    # Some images' bytes grow with the side, some with the pixels. The larger estimate is safe.
     ratio = plan.shape.size / 256 if plan.shape else math.inf
-    share = min(1.0, SMALLER * max(ratio, ratio**2))
-    size = (plan.train_size() + plan.val_size()) * SPARE * share
+    share = min(1.0, RATIO_AT_256 * max(ratio, ratio**2))
+    size = (plan.train_size() + plan.val_size()) * DISK_FACTOR * share
     free = shutil.disk_usage(plan.target).free
     if size > free:
         raise UserError(
@@ -223,10 +231,15 @@ def check_space(plan: Plan) -> None:
 
 
 def check_archives(plan: Plan, bar: Callable[..., Any]) -> list[str]:
-    """Return warnings about archives that are not the official ones. Stores the sums, which take
-    minutes, and the shape of images. Raises UserError if the target was begun with another
-    shape."""
-    record, shape = plan.target / CHECKED, list(plan.shape) if plan.shape else None
+    """Return warnings about archives that are not the official ones.
+
+    bar: opens a progress bar, such as `progress`. Raises UserError if the target was begun with
+    another shape.
+    """
+    # The target stores {"shape": [256, 90], archive: [bytes, nanoseconds of its change, MD5]}. The
+    # sums take minutes, so a command that continues must not compute them again.
+    record = plan.target / CHECKSUM_FILE
+    shape = list(plan.shape) if plan.shape else None
     sums: dict[str, Any] = {"shape": shape}
     if record.is_file():
         sums = json.loads(record.read_text())
@@ -238,10 +251,10 @@ def check_archives(plan: Plan, bar: Callable[..., Any]) -> list[str]:
     for name in MD5:
         path = plan.source / name
         size, changed = path.stat().st_size, path.stat().st_mtime_ns
-        if sums.get(name, [])[:2] != [size, changed]:  # the sum is missing, or of another file
+        if sums.get(name, [])[:2] != [size, changed]:  # the sum is missing, or the file has changed
             with path.open("rb") as file, bar(f"checking {name}", size) as advance:
                 digest = hashlib.md5(usedforsecurity=False)
-                while piece := file.read(PIECE):
+                while piece := file.read(PIECE_BYTES):
                     digest.update(piece)
                     advance(len(piece))
                 sums[name] = [size, changed, digest.hexdigest()]
@@ -254,13 +267,12 @@ def check_archives(plan: Plan, bar: Callable[..., Any]) -> list[str]:
 
 
 class Writer:
-    """Write images in their order. With a `shape`, a pool of processes makes them smaller. Use it
-    as a context."""
+    """Write images. With a `shape`, a pool of processes makes them smaller. Use it as a context."""
 
     def __init__(self, shape: Shape | None) -> None:
         self.shape = shape
-        self.waiting: list[tuple[bytes, Path]] = []
-        self.bad = 0
+        self.waiting: list[tuple[bytes, Path]] = []  # the next batch for the pool
+        self.bad = 0  # the number of files that are not images, and stay unchanged
         self.pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Writer:
@@ -274,6 +286,7 @@ class Writer:
             self.pool.shutdown(cancel_futures=True)
 
     def write(self, file: IO[bytes], path: Path, size: int) -> None:
+        """Write an image, or keep it for the next batch. Raises UserError and OSError."""
         if self.pool is None:
             _copy(file, path, size)
             return
@@ -301,8 +314,10 @@ class Writer:
 
 
 def _write_smaller(shape: Shape, image: tuple[bytes, Path]) -> bool:
-    """Write a smaller image. A file that is not an image stays unchanged. Returns whether it is
-    one of these. Raises OSError."""
+    """Write a smaller image. Returns true if the file is not an image, and is written unchanged.
+
+    Raises OSError.
+    """
     content, path = image
     is_bad = False
     try:
@@ -315,7 +330,7 @@ def _write_smaller(shape: Shape, image: tuple[bytes, Path]) -> bool:
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        # The error of a full disk has no file.
+        # The error of a full disk names no file, and users need the folder.
         raise OSError(error.errno, error.strerror, str(path.parent)) from None
     return is_bad
 
@@ -323,7 +338,7 @@ def _write_smaller(shape: Shape, image: tuple[bytes, Path]) -> bool:
 def extract_train(plan: Plan, advance: Callable[[int], None], writer: Writer) -> None:
     """Make the class folders of train that are missing. Raises UserError and OSError."""
     sizes = dict(plan.classes)
-    # One pass over the archive, which has more than a hundred gigabytes.
+    # All classes are copied in one pass, since the archive has more than a hundred gigabytes.
     with _tar(plan.source / TRAIN) as archive:
         for member in archive:
             wnid = member.name.removesuffix(".tar")
@@ -351,25 +366,28 @@ def _extract_class(file: IO[bytes], folder: Path, writer: Writer) -> None:
 
 
 def extract_val(plan: Plan, advance: Callable[[int], None], writer: Writer) -> None:
-    """Make val. Raises UserError and OSError."""
+    """Make val with all class folders. Raises UserError and OSError."""
     folder = plan.target / "val.part"
     for wnid in plan.wnids:
         (folder / wnid).mkdir(parents=True, exist_ok=True)
     places = {name: (folder / wnid / name, size) for name, wnid, size in plan.val}
     with _tar(plan.source / VAL) as archive:
         for member in archive:
+            # Folders of the archive have no place. After a kill, some images are copied already.
             path, size = places.get(member.name, (None, 0))
             if path and not plan.has(path, size):
                 writer.write(_content(archive, member), path, size)
                 advance(size)
     writer.finish()
+    # A folder with the name val is complete, so its content must reach the disk first.
     os.sync()
     folder.rename(plan.target / "val")
 
 
 def _copy(file: IO[bytes], path: Path, size: int) -> None:
+    """Write an image unchanged. Raises UserError if the archive ends before its `size` bytes."""
     with path.open("wb") as output:
-        shutil.copyfileobj(file, output, PIECE)
+        shutil.copyfileobj(file, output, PIECE_BYTES)
     if path.stat().st_size != size:
         raise UserError(f"{path} has {path.stat().st_size} bytes instead of {size}")
 
@@ -382,8 +400,7 @@ def count(folder: Path) -> tuple[int, int]:
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on a terminal, otherwise print one line at the start. Yields the function
-    that advances it by so many bytes."""
+    """Show a progress bar, or print a line without a terminal. Yields the bar's update."""
     with tqdm(total=total, desc=title, unit="B", unit_scale=True, disable=None) as bar:
         if bar.disable:
             print(f"{title}: {total / 1e9:.1f} GB", flush=True)
@@ -419,6 +436,7 @@ def main(argv: list[str]) -> int:
         shape = None
         if "size" in words or "quality" in words:
             shape = Shape(words.get("size", 256), words.get("quality", 90))
+        # Smaller images have a folder of their own, since both data sets may be in use.
         name = f"data/imagenet-{shape.size}" if shape else "data/imagenet"
         run(Path(words["src"]), Path(words.get("to", name)), shape)
     except (UserError, OSError) as error:

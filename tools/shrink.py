@@ -1,11 +1,12 @@
 """Write a copy of a data set whose images have a short side of SIZE pixels: `make shrink`.
 
-An image of ImageNet has 110 kB, and 27 kB with a short side of 256. A share's cable carries four
-times as many of them, and each is decoded in less time. Small images are copied unchanged. Files
-that are not images are copied, too, with a warning: the copy has as many files as its source.
+An image of ImageNet has 110 kB, and 27 kB with a short side of 256. So a share sends four times as
+many of the smaller images in a second, and a rank decodes each in less time. Small images are
+copied unchanged. Files that are not images are copied too, with a warning, so that the copy has the
+same number of files as its source.
 
 The copy is written to the folder NAME.part, in which only complete images have their names. After a
-kill at any time, the same command continues.
+kill at any time, the same command continues. tools/imagenet.py uses `shrink` too.
 """
 
 from __future__ import annotations
@@ -47,14 +48,16 @@ class Shape(NamedTuple):
 
 
 def shrink(content: bytes, shape: Shape) -> bytes:
-    """Return a smaller JPEG of an image file, upright and in RGB. Returns `content` itself if the
-    short side is not longer than `shape.size`. Raises BadImage."""
+    """Return a smaller JPEG of an image file, upright and in RGB.
+
+    Returns `content` itself if the short side is not longer than `shape.size`. Raises BadImage.
+    """
     picture = picture_of(content)
     short = min(picture.size)
     if short <= shape.size:
         return content
-    # A decoder halves a JPEG at almost no cost. At least twice the final pixels a side stay, so
-    # that the filter below determines the quality.
+    # A decoder halves the sides of a JPEG at almost no cost. Each side keeps at least twice its
+    # final pixels, so that the filter below determines the quality. The largest factor comes first.
     factors = [factor for factor in picture.factors if short >= 2 * factor * shape.size]
     pixels = picture.pixels(factors[0] if factors else 1)
     scale = shape.size / min(pixels.size)
@@ -71,10 +74,12 @@ def shrunk_name(path: str) -> str:
 
 
 def copy_image(path: str, source: Path, folder: Path, shape: Shape) -> str:
-    """Copy an image into a folder, smaller. A file that is not an image is copied unchanged.
-    Returns why it is not one, or "". Raises OSError, and Unreadable if the disk fails."""
+    """Write a smaller copy of an image into a folder, or an unchanged copy of any other file.
+
+    Returns why the file is not an image, or "". Raises OSError, and Unreadable if the disk fails.
+    """
     name, reason = path, ""
-    content = None
+    content = None  # if it stays None, the file is not an image
     try:
         original = read_file(source / path)
         content = shrink(original, shape)
@@ -100,22 +105,22 @@ def copy_image(path: str, source: Path, folder: Path, shape: Shape) -> str:
 
 
 def start_worker() -> None:
-    """Prepare a process of the pool. It ignores Ctrl-C, since the first process ends the others,
-    and it ends if the first process is killed."""
+    """Prepare a process of the pool: it ignores Ctrl-C, and ends if its parent is killed."""
+    # A terminal sends Ctrl-C to all processes. The parent alone decides then, and ends the pool.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def follow_parent() -> None:
+    # A killed parent cannot end the pool, which would go on writing into the folder.
+    def exit_after_parent() -> None:
         parent = multiprocessing.parent_process()
         if parent is not None:
             parent.join()
             os._exit(1)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=follow_parent, daemon=True).start()
+    threading.Thread(target=exit_after_parent, daemon=True).start()
 
 
 def images_of(root: Path) -> dict[str, list[str]]:
-    """Return the paths of the images of each split, and print notes on skipped files. Raises
-    UserError."""
+    """Return {split: paths of its images}, and print notes on skipped files. Raises UserError."""
     images = {}
     for name in SPLITS:
         try:
@@ -130,7 +135,7 @@ def images_of(root: Path) -> dict[str, list[str]]:
 
 def copy_images(images: list[str], source: Path, folder: Path, shape: Shape) -> None:
     """Copy the images that the folder does not have yet. Raises UserError and OSError."""
-    # A power cut leaves files without a byte.
+    # A power cut may leave files with a name but without a byte.
     paths = (path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
     copied = {str(path.relative_to(folder)) for path in paths}
     todo = [path for path in images if path not in copied and shrunk_name(path) not in copied]
@@ -164,8 +169,10 @@ def copy_images(images: list[str], source: Path, folder: Path, shape: Shape) -> 
 
 
 def lock_folder(folder: Path, source: Path, shape: Shape) -> IO[str]:
-    """Lock the folder of an incomplete copy. Returns the file that holds the lock. Raises UserError
-    if another process writes it, or if the settings differ."""
+    """Lock the folder of an incomplete copy. Returns the file that holds the lock.
+
+    Raises UserError if another process writes the copy, or if the copy has other settings.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / SETTINGS).open("a+")
     try:
@@ -186,7 +193,7 @@ def lock_folder(folder: Path, source: Path, shape: Shape) -> IO[str]:
 
 
 def run(source: Path, target: Path, shape: Shape) -> None:
-    """Write a copy of a data set, and print its size. Raises UserError and OSError."""
+    """Write a complete copy of a data set, and print its size. Raises UserError and OSError."""
     if target.exists():
         raise UserError(f"{target} is there already: remove it, or choose another TO=")
     images = images_of(source)
@@ -194,6 +201,7 @@ def run(source: Path, target: Path, shape: Shape) -> None:
     with lock_folder(folder, source, shape):
         copy_images([*images["train"], *images["val"]], source, folder, shape)
         copies = images_of(folder)
+        # x.png and x.png.jpg of one class would both become x.png.jpg.
         for split in SPLITS:
             if len(copies[split]) != len(images[split]):
                 raise UserError(
@@ -201,7 +209,8 @@ def run(source: Path, target: Path, shape: Shape) -> None:
                     f"{len(images[split]):,}: two names of a class may differ only in .jpg"
                 )
         (folder / SETTINGS).unlink()
-        os.sync()  # a folder with the final name is complete, even after a power cut
+        # A folder with the final name is complete, even after a power cut.
+        os.sync()
         folder.rename(target)
     for split, paths in copies.items():
         old_bytes = sum((source / path).stat().st_size for path in images[split])

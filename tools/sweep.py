@@ -2,7 +2,8 @@
 
 Each cell of the grid is a run of `python -m launcher train`. The runs are in rounds (A B C, A B C),
 so that changes in the meantime affect all cells equally. runs/sweeps/<id>/sweep.json is rewritten
-after each run, so RESUME can continue after every interruption.
+after each run, so RESUME can continue after every interruption. `python -m report sweep` compares
+the cells at the end.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ from report.files import read_object
 from tools.verbs import say
 
 SWEEPS = Path(RUNS, "sweeps")
-# Variables that may have several values.
+# Variables of `make train` that may have several values in a sweep.
 SWEPT = ("NODES", "MODEL", "DATA", "EPOCHS", "BATCH", "PRECISION", "SYNC", "ARGS")
 # The duration of the steps in a run without EPOCHS. The report needs 20 steps (report/measure.py),
 # so a step may take 1.9 s.
-SECONDS = 40
-TRIAL = ("--trial", str(SECONDS), "--sync_warmup", "0")
+TRIAL_SECONDS = 40
+TRIAL = ("--trial", str(TRIAL_SECONDS), "--sync_warmup", "0")
 
 Words = dict[str, str]  # NAME -> value, as they are typed after `make train`
-State = dict[str, Any]  # sweep.json
+State = dict[str, Any]  # sweep.json or a part of it: boundary/run_files.py, Sweep
 
 
 def main(argv: list[str]) -> int:
@@ -65,19 +66,21 @@ def new_sweep(options: Mapping[str, Any]) -> Path:
         raise UserError(
             "SWEEP is missing: `make help sweep` has an example; RESUME continues a sweep."
         )
+    # `base` has the variables that are the same in every cell. verb_words has split ARGS.
     keys = {name: name.lower() for name in ("INVENTORY", *SWEPT)}
     base = {name: str(options[key]) for name, key in keys.items() if key in options}
     if "args" in options:
         base["ARGS"] = shlex.join(options["args"])
     rounds = options.get("rounds", 2)
-    # Every cell is checked before the first run, which may be hours before the last.
+    # Every cell is checked before the first run, since the last may run hours later.
     cells = [cell(base, words) for words in grid(options["sweep"], base)]
     folder = SWEEPS / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     try:
-        folder.mkdir(parents=True)  # not exist_ok: each sweep has a folder of its own
+        folder.mkdir(parents=True)  # without exist_ok, since two sweeps must not share a folder
     except FileExistsError:
         raise UserError(f"a sweep began this very second: {folder}; type it again.") from None
     state = {"sweep": options["sweep"], "rounds": rounds, "cells": cells, "runs": []}
+    # RESUME will run the cells' commands. The seal lets it recognize a changed or foreign file.
     write(folder, {**state, "seal": seal.seal(cells)})
     return folder
 
@@ -87,13 +90,20 @@ def grid(text: str, base: Mapping[str, str]) -> list[Words]:
     axes: dict[str, list[str]] = {}
     for word in verbs.VARIABLES["ARGS"].read("SWEEP", text):
         name, equals, values = word.partition("=")
+        # An option of the trainer can be swept too, but only as a value of ARGS.
+        if name.lower() in ENTRIES and name not in SWEPT:
+            hint = "|".join(f"--{name.lower()} {value}" for value in values.split(","))
+            raise UserError(
+                f"{name}={values.split(',')[0]} is an option of the trainer: SWEEP has it as "
+                f"ARGS='{hint}'."
+            )
         if name not in SWEPT:
-            raise UserError(explain_unknown(name, values))
+            raise UserError(f"SWEEP cannot vary {name}: it takes {', '.join(SWEPT)}.")
         if name in axes or (name in base and name != "ARGS"):
             raise UserError(f"{name} is given twice: leave one of them out.")
         if not equals:
             raise UserError(f"SWEEP has {word!r}: write {name}=one,other.")
-        # ARGS may have commas itself, and so may a path.
+        # A value of ARGS may have commas, and so may a path: then | separates the values.
         axes[name] = values.split("|" if name == "ARGS" or "|" in values else ",")
         if name != "ARGS" and "" in axes[name]:
             raise UserError(f"SWEEP has {word}, of which a value is empty.")
@@ -108,14 +118,6 @@ def grid(text: str, base: Mapping[str, str]) -> list[Words]:
     return cells
 
 
-def explain_unknown(name: str, values: str) -> str:
-    if name.lower() in ENTRIES:
-        hint = "|".join(f"--{name.lower()} {value}" for value in values.split(","))
-        typed = f"{name}={values.split(',')[0]}"
-        return f"{typed} is an option of the trainer: SWEEP has it as ARGS='{hint}'."
-    return f"SWEEP cannot vary {name}: it takes {', '.join(SWEPT)}."
-
-
 def cell(base: Words, words: Words) -> dict[str, Any]:
     """Return a cell's entry in sweep.json. Raises UserError for an invalid value of a variable."""
     typed = {**base, **words}
@@ -126,7 +128,7 @@ def cell(base: Words, words: Words) -> dict[str, Any]:
     if "EPOCHS" not in typed:
         typed["ARGS"] += f" {shlex.join(TRIAL)}"
     argv = [f"{name}={value}" for name, value in typed.items() if value]
-    verb_words("train", argv, "make train")
+    verb_words("train", argv, "make train")  # only for its errors
     name = " ".join(f"{key}={shlex.quote(value)}" for key, value in words.items())
     return {"name": name, "argv": argv, "command": command}
 
@@ -140,10 +142,11 @@ def sweep_to_resume(words: Mapping[str, Any]) -> Path:
     name = Path(words["resume"]).name
     name = names[-1] if name == "latest" and names else name
     if name not in names:
-        hint = f"the newest are {', '.join(names[:-4:-1])}" if names else "there is none yet"
+        newest = ", ".join(list(reversed(names))[:3])
+        hint = f"the newest are {newest}" if names else "there is none yet"
         raise UserError(f"there is no sweep {words['resume']}: {hint}.")
     state = read(SWEEPS / name)
-    # The folder of runs may come from elsewhere, and with it the options that name programs.
+    # The folder may be somebody else's, and options can name programs to run.
     if not seal.holds(state["cells"], state.get("seal")):
         raise UserError(
             f"sweep {name} was not begun by you and from here, or its sweep.json was changed "
@@ -167,7 +170,8 @@ def run_cells(folder: Path) -> int:
     """Run every cell that has no result yet, then compare. Returns the exit code."""
     state = read(folder)
     state["runs"] = [adopt(folder, run) for run in state["runs"]]
-    state["runs"] = [run for run in state["runs"] if run["run"]]  # failed runs are repeated
+    # Failed runs are dropped from the list here, so that they are repeated.
+    state["runs"] = [run for run in state["runs"] if run["run"]]
     cells = state["cells"]
     order = [(turn, number) for turn in range(state["rounds"]) for number in range(len(cells))]
     finished = {(run["round"], run["cell"]) for run in state["runs"]}
@@ -179,8 +183,9 @@ def run_cells(folder: Path) -> int:
     )
     with Stop() as stop:
         for index, (turn, number) in enumerate(pending):
+            # The cell failed in an earlier round of this call, so it would fail again.
             if any(run["cell"] == number and not run["run"] for run in state["runs"]):
-                continue  # it failed in an earlier round
+                continue
             print(f"{index + 1}/{len(pending)}  {cells[number]['name']}", flush=True)
             run, code = run_cell(folder, state, turn, number, stop)
             if stop.requested or code in (STOPPED, INTERRUPTED):
@@ -212,7 +217,7 @@ class Stop:
 
     def __enter__(self) -> Stop:
         signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        # nohup ignores SIGHUP, and a shell SIGINT of background jobs.
+        # nohup ignores SIGHUP, and a shell makes its background jobs ignore SIGINT.
         active = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
         self.handlers = {number: signal.signal(number, self._request) for number in active}
         return self
@@ -233,7 +238,7 @@ def run_cell(folder: Path, state: State, turn: int, number: int, stop: Stop) -> 
     entry: State = {"round": turn, "cell": number, "log": log, "run": None, "cause": None}
     state["runs"].append(entry)
     write(folder, state)  # if this process is killed, RESUME finds the run by its log
-    # --queue waits for busy machines, since nobody watches.
+    # --queue waits for busy machines, since nobody watches a sweep and starts it again.
     argv = [sys.executable, "-m", "launcher", "train", "--queue", *state["cells"][number]["argv"]]
     with (folder / log).open("wb") as file:
         code = call(argv, file, stop)
@@ -241,13 +246,14 @@ def run_cell(folder: Path, state: State, turn: int, number: int, stop: Stop) -> 
         entry.update(adopt(folder, entry))
         if not entry["run"]:
             entry["cause"] = explain_failure(folder / log, code)
+    # If the sweep was stopped, the run has no cause. RESUME repeats the run.
     write(folder, state)
     return entry, code
 
 
 def call(argv: list[str], file: Any, stop: Stop) -> int:
-    """Run a command in a new session, and return its exit code. Ctrl-C reaches it only through
-    `stop`, and once."""
+    """Run a command that `stop` can end, with its output in `file`. Returns its exit code."""
+    # In its own session, the command gets Ctrl-C only through `stop`, and once.
     words = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
     environment = {**os.environ, WANTED: "1"}
     with subprocess.Popen(argv, env=environment, start_new_session=True, **words) as child:
@@ -260,7 +266,8 @@ def call(argv: list[str], file: Any, stop: Stop) -> int:
 
 
 def adopt(folder: Path, entry: State) -> State:
-    """Return the entry with its run if that has finished. A killed sweep could not write it."""
+    """Return the entry with the name of its run, if the run has finished."""
+    # A sweep that is killed during a run cannot write the name. The log of the run has it.
     name, end, _ = outcome(folder / entry["log"])
     return {**entry, "run": name} if end.status == "finished" and not entry["run"] else entry
 
@@ -277,7 +284,7 @@ def outcome(log: Path) -> tuple[str, RunEnd, str | None]:
 
 
 def explain_failure(log: Path, code: int) -> str:
-    """Return why a run did not finish, as a sentence."""
+    """Return why a run did not finish, as a sentence; code: the exit code of the launcher."""
     name, end, refused = outcome(log)
     cause = end.attempts[-1].first_cause if end.attempts else None
     if cause and cause.message:

@@ -1,4 +1,8 @@
-"""Show the time charts of a run's report in TensorBoard on this machine: `make tensorboard`."""
+"""Show the time charts of a run's report in TensorBoard on this machine: `make tensorboard`.
+
+This program lets the report write the run's series.csv, turns its rows into TensorBoard's events,
+and becomes TensorBoard.
+"""
 
 import csv
 import os
@@ -19,15 +23,17 @@ def write_events(run: Path) -> Path:
     from tensorboardX import SummaryWriter  # of requirements/tensorboard.txt
 
     folder = run / "tensorboard"
-    if folder.is_symlink():  # a run's folder may be somebody else's
+    # The folder of a run may come from another user, who could put a link there.
+    if folder.is_symlink():
         raise UserError(f"{folder} is a link, through which nothing is written: remove it.")
     for events in folder.glob("events.out.tfevents.*.tandem"):
-        events.unlink()  # otherwise TensorBoard would show old and new ones
+        events.unlink()  # otherwise TensorBoard would show each value twice
     began = number(read_object(run / "plan.json", []).get("created_unix")) or 0.0
     writer = SummaryWriter(str(folder), filename_suffix=".tandem")
     for row in csv.DictReader((run / "series.csv").read_text().splitlines()):
         seconds, match = float(row["seconds"]), re.fullmatch("(epoch|step) (.+)", row["of"])
-        # The axis is the epoch or the step. Other rows, such as a machine's, are over seconds.
+        # A row of training has "epoch 3" or "step 120" in the column `of`, which becomes the axis.
+        # The row of a machine or rank has its name there, and its axis is the seconds of the run.
         tag, step = row["what"], seconds
         if match:
             step = float(match[2])
@@ -43,7 +49,7 @@ if __name__ == "__main__":
         run = find_run(
             verb_words("tensorboard", sys.argv[1:], "make tensorboard").get("run", "latest")
         )
-        # In another process, so that large files cannot fill this one's memory.
+        # The report runs in another process, so that its memory is free again for TensorBoard.
         subprocess.run([sys.executable, "-m", "report", run], stdout=subprocess.DEVNULL, check=True)
         program = str(Path(sys.executable).with_name("tensorboard"))
         os.execv(program, [program, "--logdir", str(write_events(run))])  # noqa: S606 (no shell)

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Installs a locked list, requirements/$1.txt. In .venv: control (what provisions, launches, watches and reports), torch
-# (what trains on this machine), imagenet, tensorboard, dev (all of these, and what tests need). In .venv-core2.16
-# and .venv-core2.21: another Ansible, for machines with an old or a new Python. Does nothing where the list is installed already. From PIP_INDEX_URL or pip's own
-# settings, or the `mirror` of group_vars/all.yml that is not `world`.
+# Installs a locked list, requirements/$1.txt, unless it is installed already. In .venv: control (to provision, launch,
+# watch and report), torch (to train on this machine), imagenet, tensorboard, dev (all lists, and packages for tests).
+# In .venv-core2.16 and .venv-core2.21: another Ansible, for machines with an old or a new Python. The packages come
+# from PIP_INDEX_URL or pip's own settings, or from the `mirror` of group_vars/all.yml if that is not `world`.
 set -eu
 cd "$(dirname "$0")/.."
 folder=.venv fits='>= 3.11' good='sys.version_info >= (3, 11)'
-case $1 in # MB on the disk, and how long by a line of 1 Gbit/s
+case $1 in # MB on the disk, and the time of an installation over a line of 1 Gbit/s
 control) whole=400 takes='half a minute' ;;
 torch) whole=5600 takes='two minutes' ;;
 imagenet) whole=220 takes='some seconds' ;;
@@ -26,6 +26,7 @@ core2.21)
     ;;
 esac
 list=requirements/$1.txt
+# An empty file marks a complete installation. Its name has a checksum, so a changed list is installed again.
 stamp_of() {
     echo "$folder/.$1-$(sha256sum "requirements/$1.txt" | cut -c1-12)"
 }
@@ -51,6 +52,7 @@ END
     exit 1
 fi
 
+# An upgrade of the system may have removed the Python that the environment links to.
 if [ ! -x "$folder/bin/python" ] || ! "$folder/bin/python" -c '' 2>/dev/null; then
     rm -rf "$folder"
     "$python" -m venv "$folder"
@@ -65,7 +67,7 @@ if [ -z "${PIP_INDEX_URL:-}" ] && [ "$mirror" != world ]; then
 fi
 if [ -n "${PIP_INDEX_URL:-}" ]; then echo "tandem: from $PIP_INDEX_URL"; fi
 
-# Downloads are kept here rather than in /tmp, which may be memory, or in a cache of the user's.
+# Downloads go into the environment's folder, since /tmp may be in memory and a user's cache on a small disk.
 scratch=$PWD/$folder/.installing
 rm -rf "$scratch"
 megabytes() {
@@ -73,40 +75,41 @@ megabytes() {
 }
 before=$(megabytes)
 mkdir "$scratch"
-say_how_far() { # until this script ends
-    begun=$(date +%s)
+print_progress() { # until this script ends
+    start=$(date +%s)
     while sleep 10 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
-        here=$(megabytes) # nothing, if files disappeared meanwhile
-        echo "tandem: installing, $(($(date +%s) - begun)) s: $((${here:-$before} - before)) MB on the disk so far"
+        size=$(megabytes) # "" if files disappeared while du ran
+        echo "tandem: installing, $(($(date +%s) - start)) s: $((${size:-$before} - before)) MB on the disk so far"
     done
 }
-say_how_far &
-teller=$!
-trap 'kill $teller 2>/dev/null; rm -rf "$scratch" "$folder/.lock"' EXIT # .lock: uv's
+print_progress &
+printer=$!
+trap 'kill $printer 2>/dev/null; rm -rf "$scratch" "$folder/.lock"' EXIT # uv makes .lock
 trap 'exit 130' INT
 trap 'exit 143' TERM
 export TMPDIR="$scratch"
-pip_installs() {
+install_with_pip() {
     "$folder/bin/pip" install --quiet --disable-pip-version-check --no-compile --requirement "$1"
 }
-# uv needs about a third of pip's time. pip installs uv first, as requirements/control.txt pins it. uv links files from its
-# cache, which disappears with $scratch unless the user has named one.
-uv_installs() {
+# uv needs about a third of pip's time. uv links files from its cache, which disappears with $scratch unless the user
+# has named another cache.
+install_with_uv() {
+    # pip installs uv first, in the version of requirements/control.txt: the line "uv==..." and the hashes after it.
     if [ $folder = .venv ]; then
         sed -n '/^uv==/,/[^\\]$/p' requirements/control.txt >"$scratch/uv.txt"
-        pip_installs "$scratch/uv.txt" || return 1
+        install_with_pip "$scratch/uv.txt" || return 1
     fi
     PYTHONPATH=$PWD UV_CACHE_DIR=${UV_CACHE_DIR:-$scratch/cache} "$folder/bin/python" -m launcher.plan.pip_settings \
         "$scratch" .venv/bin/uv --quiet pip install --python "$folder/bin/python" --require-hashes --requirement "$list"
 }
-if ! uv_installs; then
+if ! install_with_uv; then
     echo "tandem: uv could not install $list, so pip installs it now"
-    pip_installs "$list"
+    install_with_pip "$list"
 fi
-# Compiled on all cores, where pip uses one, and without Ansible's collections, half of all code: most of it is sent to
-# machines as text. What does not compile is for another Python, or a template.
+# compileall uses all cores, and pip only one. Ansible's collections are half of all code, but are sent to machines as
+# text, so they need no compilation. Some files do not compile: they are templates, or for another Python.
 "$folder/bin/python" -m compileall -q -q -j 0 -x ansible_collections "$folder/lib" || :
 touch "$stamp"
-if [ "$1" = dev ]; then # dev.txt holds all of the others
+if [ "$1" = dev ]; then # dev.txt contains these three lists
     touch "$(stamp_of control)" "$(stamp_of torch)" "$(stamp_of imagenet)"
 fi

@@ -1,10 +1,13 @@
-"""Read the words after `make`, for the Makefile. `python3 -m tools.verbs help` prints the verbs
-(contract/verbs.py). `known` rejects variables that a verb does not take. `run VERB COMMAND...`
-becomes COMMAND with the options that the variables stand for. COMMAND is a tool of others; our own
-programs get the words as they were typed.
+"""Read the words after `make`, for the Makefile. contract/verbs.py has the verbs and variables.
 
-The Makefile passes the words in the environment, so that no shell ever expands a value:
-TANDEM_VERBS (the words after `make`), TANDEM_GIVEN (the names before a =), and each variable.
+    python3 -m tools.verbs help                  prints the verbs, or those after `make help`
+    python3 -m tools.verbs known                 rejects variables that a verb does not take
+    python3 -m tools.verbs run VERB COMMAND...   becomes COMMAND with the options of the variables
+
+COMMAND is a program that is not Tandem's, such as ansible-playbook; Tandem's programs read the
+words themselves. The Makefile passes the words in the environment, so that no shell ever expands a
+value: TANDEM_VERBS (the words after `make`), TANDEM_GIVEN (the names before a =), and each
+variable.
 """
 
 import json
@@ -21,10 +24,11 @@ from contract import verbs
 from contract.command_line import verb_words
 from contract.errors import UserError
 
+# Targets of the Makefile that are not for users, so they are not in contract/verbs.py.
 INTERNAL = ("ansible-env", "data/digits", "known", "machines")
-# These are for the Makefile and tools/venv.sh, which any verb may call. Tools do not get them.
+# The Makefile and tools/venv.sh read these variables with any verb. COMMAND does not get them.
 PYTHON, CORE = "PYTHON", "CORE"
-# The names of these variables in Ansible's playbooks. Other variables are options of the tool.
+# The names of these variables in Ansible's playbooks. Any other variable is an option of COMMAND.
 EXTRA_VARS = {
     "DELETE": "data_delete",
     "FORCE": "bundle_for_nobody",
@@ -40,8 +44,7 @@ def typed_words(environment):
 
 
 def check(typed, environment):
-    """Check the verbs and their variables. Returns warnings about ignored variables. Raises
-    UserError."""
+    """Check the verbs and variables. Returns warnings about ignored variables. Raises UserError."""
     for verb in typed:
         if verb not in (*verbs.VERBS, *INTERNAL) and typed[:2] != ["help", "develop"]:
             name = verbs.nearest(verb, verbs.VERBS)
@@ -51,7 +54,7 @@ def check(typed, environment):
     # In `make env train EPOCHS=3`, EPOCHS is for train: env takes no variable.
     for verb in [verb for verb in valid if verbs.VERBS[verb].takes] or valid[:1]:
         verb_words(verb, typed_words(environment), f"make {verb}")
-    # Tools read the variables that a user exports from many programs; make takes only typed ones.
+    # Many programs read variables that a user has exported, but make's verbs use only typed ones.
     variables = {name for verb in valid for name in verbs.VERBS[verb].variables}
     return [
         f"{name}={environment[name]} in your shell's environment is not used: "
@@ -68,7 +71,7 @@ def options(verb, environment):
     for name in verbs.VERBS[verb].variables:
         value = values.get(name.lower(), False)
         flag = "--ask-become-pass" if name == "ASK_SUDO" else f"--{name.lower().replace('_', '-')}"
-        if value is False or name == CORE:  # not typed, or not for the tool
+        if value is False or name == CORE:  # the variable was not typed, or is not for COMMAND
             continue
         if name in EXTRA_VARS:
             argv += ["--extra-vars", json.dumps({EXTRA_VARS[name]: value})]
@@ -80,7 +83,8 @@ def options(verb, environment):
 def run(verb, command, environment):
     """Replace this process with the command and its options. Raises UserError."""
     argv = [*command, *options(verb, environment)]
-    if command[0] == "ansible-playbook":  # people can also type it without make
+    # People can type the printed command without make, for example to add Ansible's own options.
+    if command[0] == "ansible-playbook":
         print(" ".join(map(shlex.quote, argv)), flush=True)
     path = shutil.which(argv[0])
     if path is None:
@@ -96,23 +100,20 @@ def say(sentence):
     print(text, file=sys.stderr)
 
 
-def print_help(typed):
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `make help | head` is not an error
-    typed_verbs = [verb for verb in typed if verb in verbs.VERBS and verb != "help"]
-    texts = [verbs.help_text(f"make {verb}", verbs.VERBS[verb]) for verb in typed_verbs]
-    print("\n\n".join(texts) or verbs.list_verbs("develop" in typed))
-
-
 def main(argv):
     typed = os.environ.get("TANDEM_VERBS", "").split()
     try:
         if argv[0] == "run":
             return run(argv[1], argv[2:], os.environ)
-        ignored = check(typed, os.environ)
+        warnings = check(typed, os.environ)
         if argv[0] == "help":
-            print_help(typed)
+            # By default the end of `head` in `make help | head` would raise an error here.
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            typed_verbs = [verb for verb in typed if verb in verbs.VERBS and verb != "help"]
+            texts = [verbs.help_text(f"make {verb}", verbs.VERBS[verb]) for verb in typed_verbs]
+            print("\n\n".join(texts) or verbs.list_verbs("develop" in typed))
         else:
-            for sentence in ignored:
+            for sentence in warnings:
                 say(sentence)
     except UserError as error:
         say(error)

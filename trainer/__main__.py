@@ -18,16 +18,17 @@ from tandem.coordinates import read_coordinates
 
 from .errors import report_error
 
-# Where torch.compile and Triton keep what they have compiled, some of it as pickles, which run code
-# when they are loaded. By default that is a folder in /tmp whose name another user may take first.
+# The variables that name torch.compile's and Triton's folders for compiled code. Some of the files
+# are pickles, which run code when they are loaded. By default the folders are in /tmp, where
+# another user may make them first.
 COMPILED = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Run as one process of a run; return its exit code (docs/run-directory.md)."""
     try:
-        # A launcher of Tandem gives the options that differ from machine to machine in the
-        # environment, so that the command is the same everywhere.
+        # Tandem's launcher passes options that differ from machine to machine in the environment,
+        # so that the command is the same on all machines.
         differing = ("data", "output", "device", "weights")
         values = {name: os.environ.get(f"TANDEM_{name.upper()}") for name in differing}
         from_launcher = {name: value for name, value in values.items() if value}
@@ -35,7 +36,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         # After an out-of-memory exit, micro-batches are this part of their size.
         divisor = int(os.environ.get("TANDEM_MICRO_BATCH_DIVISOR", "1"))
         options = replace(options, accumulate=options.accumulate * divisor)
-        if "TANDEM_OUTPUT" in os.environ:  # from where a launcher brings results home
+        if "TANDEM_OUTPUT" in os.environ:  # the launcher copies results from this folder
             folder = Path(os.environ["TANDEM_OUTPUT"], RESULTS_FOLDER)
             paths: Dict[str, Any] = {n: str(folder / f) for n, f in options.results.items()}
             options = replace(options, **paths)
@@ -46,9 +47,9 @@ def main(argv: Optional[List[str]] = None) -> int:
         from .check import check
 
         return check(options)
-    # Only now, since it imports torch, for seconds: --help and refused options do without.
-    # The garbage collector is off meanwhile, and never searches what is imported: that would take
-    # a fourth of these seconds, and modules are no garbage.
+    # torch takes seconds to import, and --help and rejected options do not need torch. Without the
+    # garbage collector the import takes a fourth less time. `freeze` exempts the imported modules
+    # from later collections, since they are no garbage.
     gc.disable()
     from .process import begin
 
@@ -58,19 +59,20 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 def name_compile_caches() -> None:
-    """Name folders for compiled code that no other user can enter, unless the environment does.
-    Call this before torch is imported, which names its own."""
+    """Name folders for compiled code that no other user can enter, unless the environment names
+    folders. Call this before the import of torch, which sets the variables itself."""
+    # By the XDG specification, an empty value counts as unset.
     caches = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache")
     for name, folder in COMPILED.items():
         if name not in os.environ:
             os.environ[name] = private(Path(caches, "tandem", folder))
-    # It would keep compiled headers among the temporary files, whatever the first one says.
+    # torch.compile would write precompiled headers to /tmp, even if TORCHINDUCTOR_CACHE_DIR is set.
     os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 
 
 def private(folder: Path) -> str:
-    """Make the folder if it is missing, and close it to others; return its path. If another user
-    owns it, make a new one among the temporary files."""
+    """Make the folder if it is missing, and close it to other users. Return its path. If another
+    user owns the folder, make a new folder among the temporary files."""
     try:
         folder = folder.expanduser()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -78,7 +80,7 @@ def private(folder: Path) -> str:
         if folder.is_absolute() and stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
             folder.chmod(0o700)
             return str(folder)
-    except (OSError, RuntimeError):  # no home, or none that may be written to
+    except (OSError, RuntimeError):  # no home folder, or this user cannot write to it
         pass
     scratch, lock = make_scratch()
     atexit.register(remove_scratch, scratch, lock)

@@ -1,4 +1,4 @@
-"""apex's own amp in place of ours. Written against NVIDIA/apex, tags 22.04-dev to 25.05."""
+"""Use apex's own amp instead of precision.py. Written for NVIDIA/apex, tags 22.04-dev to 25.05."""
 
 import contextlib
 import importlib
@@ -20,9 +20,9 @@ UNSUPPORTED = ("compile", "checkpoint_activations", "auto_batch", "skip_oom")
 
 
 def choose(options: Options, world: World) -> Precision:
-    """Return apex's amp if every rank has it and it supports these options, else our own precision,
-    with the reason in `fallback_reason`. Collective. Raises UserError if --amp apex is
-    impossible."""
+    """Return apex's amp if every rank has apex and apex supports these options. Otherwise return
+    our own precision, with the reason in `fallback_reason`. Raises UserError if --amp apex is
+    impossible. Collective."""
     amp, reason = _import_apex(options, world) if options.precision.startswith("O") else (None, "")
     reasons = [str(answer) for answer in world.gather(reason) if answer]
     if options.amp == "apex" and (reasons or amp is None):
@@ -35,7 +35,7 @@ def choose(options: Options, world: World) -> Precision:
 
 
 def _import_apex(options: Options, world: World) -> Tuple[Any, str]:
-    """Import apex.amp; return it and "", or None and the reason why this rank cannot use it."""
+    """Return the module apex.amp and "", or None and the reason why this rank cannot use apex."""
     if options.amp == "torch":
         return None, "as asked"
     if world.device.type != "cuda":
@@ -73,7 +73,7 @@ class ApexAmp(Precision):
     def __init__(self, amp: Any, level: str, device: torch.device) -> None:
         super().__init__(level, device)
         self.amp = amp
-        # apex itself casts the inputs, and whatever it computes in fp16.
+        # apex itself casts the inputs, and the operations that it computes in fp16.
         self.input_type, self.autocast = torch.float32, None
 
     def cast_weights(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -1,4 +1,4 @@
-"""Introduction of a run: the `start` line of the report, and the first lines on the screen."""
+"""Describe a run at its start, for the report (the `start` line) and for the screen."""
 
 import dataclasses
 from typing import Any, Dict, Optional, Tuple
@@ -12,7 +12,7 @@ from tandem.sync import effective_spec
 from .build import Job
 from .data.workers import worker_count
 
-Cost = Tuple[int, Optional[int]]  # parameters, and operations of one forward where countable
+Cost = Tuple[int, Optional[int]]  # parameters, operations of one image's forward (models.describe)
 
 
 def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
@@ -44,7 +44,7 @@ def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
 
 
 def describe_run(job: Job, cost: Cost) -> str:
-    """Describe for people what is about to be trained, and how."""
+    """Describe for the user what the run trains, and how."""
     world, options, size = job.world, job.options, job.image_size
     parameters, flops = cost
     work = "FLOPs unknown" if flops is None else format_amount(flops, "FLOP") + " an image"
@@ -57,7 +57,7 @@ def describe_run(job: Job, cost: Cost) -> str:
     details = f" ({' + '.join(map(str, world.batches))})" if options.balance else ""
     details += f" in {job.micro_batches} micro-batches" if job.micro_batches > 1 else ""
     if world.size > 1:
-        # The strategy may not be the one that was typed. A single rank has none.
+        # The effective strategy may differ from the typed strategy. A single rank has none.
         strategy = parse(effective_spec(options.sync, world.nodes, options.family))
         if strategy.rule is not parse(options.sync).rule:
             details += (

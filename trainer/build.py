@@ -1,4 +1,8 @@
-"""Everything a run consists of, made from the options; nothing has been trained yet."""
+"""Build everything that a run consists of, from the options: data sets, model, optimizer, and more.
+
+`build_materials` works on each rank without its peers; `build_job` puts the model on the device and
+connects the ranks. train.py and predict.py call both.
+"""
 
 import dataclasses
 import hashlib
@@ -32,11 +36,11 @@ from .world import World
 
 @dataclasses.dataclass
 class Materials:
-    """Data sets and model, which a rank builds without the other ranks, and may refuse."""
+    """Data sets and model."""
 
     train_set: ImageFolder
     eval_set: ImageFolder
-    model: nn.Module  # the bare model: what is evaluated and saved
+    model: nn.Module  # the bare model, which is evaluated and saved
 
     @property
     def image_size(self) -> int:
@@ -45,17 +49,19 @@ class Materials:
 
 @dataclasses.dataclass
 class Job(Materials):
+    """The parts of a run that training, evaluation and checkpoints need."""
+
     options: Options
     world: World
     clock: Clock
-    net: nn.Module  # what a training step calls: `model`, perhaps compiled and wrapped in DDP
-    norms: List[nn.Module]  # batch normalisation that is trained
-    frozen: List[nn.Module]  # in evaluation mode while the rest is trained
+    net: nn.Module  # a training step calls it: `model`, perhaps compiled and wrapped in DDP
+    norms: List[nn.Module]  # the model's batch normalisation, without frozen modules
+    frozen: List[nn.Module]  # modules that stay in evaluation mode in training
     optimizer: torch.optim.Optimizer
     precision: precision.Precision
     normalise: Normalise
     loss: Loss
-    attached: Optional[Attached]  # to `net`; None in a world of one
+    attached: Optional[Attached]  # averages the gradients of `net`; None in a world of one
     ema: Optional[Ema]
     micro_batches: int  # of a full step, agreed by all ranks
 
@@ -70,13 +76,13 @@ class Job(Materials):
 
     @property
     def eval_batch(self) -> int:
-        """Images at once in an evaluation during training: as many as every rank has memory for."""
+        """Return the images at once in a run's evaluation: every rank has memory for so many."""
         return max(micro_batches(min(self.world.batches), self.micro_batches))
 
 
 def build_materials(options: Options, world: World) -> Materials:
-    """Build data sets and model. Raises UserError on all ranks if one of them lacks something, or
-    if their data sets differ. Collective."""
+    """Build data sets and model. Raises UserError on all ranks if one rank cannot build them, or if
+    the ranks' data sets differ. Collective."""
     with world.raise_on_all_ranks():
         if options.compile and not hasattr(torch, "compile"):
             raise UserError(f"--compile needs torch 2.0 or newer; this is {torch.__version__}.")
@@ -107,28 +113,31 @@ def build_materials(options: Options, world: World) -> Materials:
 
 
 def _images(options: Options, split: str, rank: int) -> ImageFolder:
+    """List the images of a split. Raises UserError, also if none of some images can be read."""
     if options.generated:
         return Generated(options)
     if options.data is None:
         raise UserError("--data is missing: give a folder with train/<class>/ and val/<class>/.")
     folder = ImageFolder(options.data, split, options)
-    # A trial evaluates nothing, and --predict and its like do not train.
-    if split != ("val" if options.trial else "train" if options.results else ""):
+    # A trial evaluates nothing. --predict, --extract and --evaluate do not train.
+    unused_split = "val" if options.trial else "train" if options.results else ""
+    if split != unused_split:
         folder.refuse_if_unusable(rank)
     return folder
 
 
 def read_color_statistics(options: Options) -> Tuple[Sequence[float], Sequence[float]]:
-    """Return the means and deviations of the colours that the model is made for."""
+    """Return the means and standard deviations of the colours for which the model is made."""
     if not options.model.startswith(TIMM):
         return MEAN, STD
-    made_for = timm_models.read_inputs(options.model)
-    return made_for.mean, made_for.std
+    inputs = timm_models.read_inputs(options.model)
+    return inputs.mean, inputs.std
 
 
 def build_job(options: Options, world: World, materials: Materials, clock: Clock) -> Job:
-    """Put model, optimizer and everything around them together, on the device. Raises UserError.
-    Collective."""
+    """Put the model on the device, and make the job. Raises UserError. Collective."""
+    # The order matters: the optimizer holds the parameters, `cast_weights` replaces parameters by
+    # masters, and DDP must see the final parameters.
     shape = torch.channels_last if options.channels_last else torch.contiguous_format
     level = choose(options, world)
     # torch declares no `Module.to` with both arguments, though it supports them.
@@ -146,14 +155,14 @@ def build_job(options: Options, world: World, materials: Materials, clock: Clock
     level.cast_weights(model, optimizer)
     if options.checkpoint_activations:
         recompute_activations(model)
-    called = model  # what a training step calls; `model` stays the bare one
+    wrapped = model  # which a training step calls, while `model` stays the bare model
     if options.compile:
-        # Within DDP's forward, the model is compiled in pieces, one per bucket, so that backward
-        # hands gradients over as it goes. Each batch size is compiled separately: code for dynamic
-        # sizes is slower.
-        called = cast(nn.Module, torch.compile(model, dynamic=False))
+        # Within DDP's forward, torch compiles the model in parts, one per bucket, so that backward
+        # can hand over the gradients of each part at once. torch compiles each batch size
+        # separately: code for dynamic sizes is slower.
+        wrapped = cast(nn.Module, torch.compile(model, dynamic=False))
     if options.parallel != "ddp":
-        called = parallel.Computing(called, level)
+        wrapped = parallel.Computing(wrapped, level)
     attached = None
     if world.size > 1:
         steps = steps_per_epoch(len(materials.train_set), world.global_batch, world.smallest)
@@ -171,7 +180,7 @@ def build_job(options: Options, world: World, materials: Materials, clock: Clock
         world=world,
         clock=clock,
         **{**vars(materials), "model": model},
-        net=parallel.wrap(called, options, world, attached),
+        net=parallel.wrap(wrapped, options, world, attached),
         norms=[m for m in model.modules() if isinstance(m, _BatchNorm) and m.training],
         frozen=frozen,
         optimizer=optimizer,

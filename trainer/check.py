@@ -1,8 +1,8 @@
-"""python -m trainer --check: find what would fail, on one machine and before any rank starts.
+"""python -m trainer --check: find errors in the options on one machine, before any rank starts.
 
-A model of torchvision's is looked up in its source, without importing torch. Only a model of the
-user's own, and weights, are worth the seconds of an import: the model is built and computes one
-step's gradients, and the weights are compared with it.
+A name of torchvision's models is looked up in torchvision's source, without importing torch. Only a
+user's model, and weights, are worth the seconds of an import: the model is built and computes one
+step's gradients, and the weights are compared with the model.
 """
 
 import difflib
@@ -19,7 +19,7 @@ from .errors import sentence_of
 
 
 def check(options: Options) -> int:
-    """Print notes on a run with these options, and what would fail; return the exit code."""
+    """Print notes on a run with these options, and any error. Return the exit code."""
     name = options.model
     try:
         names = classifier_names() if ":" not in name else []
@@ -37,20 +37,19 @@ def check(options: Options) -> int:
         return BAD_INPUT
     except Exception as error:  # in the user's own code
         frames = traceback.extract_tb(error.__traceback__)
-        # Frames of libraries say nothing to the author of a model.
-        own_frames = [frame for frame in frames if "site-packages" not in frame.filename]
-        frame = (own_frames or frames)[-1]
+        # The author of a model needs the last line of the model's code, not a library's.
+        user_frames = [frame for frame in frames if "site-packages" not in frame.filename]
+        frame = (user_frames or frames)[-1]
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        place = f"{frame.filename}, line {frame.lineno}"
-        error = UserError(f"--model {name}: {reason} ({place})")
+        location = f"{frame.filename}, line {frame.lineno}"
+        error = UserError(f"--model {name}: {reason} ({location})")
         print(sentence_of(error), file=sys.stderr)
         return BAD_INPUT
     return 0
 
 
 def try_model(options: Options) -> List[str]:
-    """Build the model, compare the weights with it, and return notes for the user. Raises
-    UserError."""
+    """Build the model, compare the weights with it, and return notes. Raises UserError."""
     # Imported late: torch takes seconds, and most checks do without it.
     from . import models, weights
 

@@ -1,11 +1,12 @@
-"""Checkpoints: making one of a run, and loading it into a run.
+"""Checkpoints: copy a run's state, and load a state into a run.
 
-A checkpoint is one file of tensors and plain containers: model, optimizer, loss scale, average,
-what a strategy has alike on all ranks, and the position in the data. State that a strategy keeps
-for a single machine is in another file, on that machine: it is as large as the gradients, which is
-too much to send to the others.
-A checkpoint loads with `weights_only=True`, and on any number of ranks, because order, augmentation
-and dropout are functions of the position.
+A checkpoint is one file of tensors and plain containers: model, optimizer, loss scale, average, the
+position in the data, and a strategy's state that is equal on all ranks. State that a strategy keeps
+for a single machine is in another file, on that machine: this state is as large as the gradients,
+which is too much to send to the other machines. A checkpoint loads with `weights_only=True`, and on
+any number of ranks, because order, augmentation and dropout are functions of the position.
+
+resume.py chooses the checkpoint to load, snapshots.py checks its fields, and writer.py writes it.
 """
 
 import dataclasses
@@ -13,18 +14,7 @@ import logging
 import pathlib
 import time
 import uuid
-from typing import (
-    Any,
-    BinaryIO,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Any, BinaryIO, Callable, Dict, Iterable, Iterator, Optional, Sequence, Tuple
 
 import torch
 
@@ -37,6 +27,7 @@ from . import optim
 from .build import Job
 from .finite import not_finite
 from .snapshots import NodeState, Snapshot
+from .world import World
 from .writer import is_complete
 
 log = logging.getLogger(__name__)
@@ -44,31 +35,29 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class Position:
-    """Position of a run in its training. `sample`: images of this epoch that all ranks have trained
-    on."""
+    """The position of a run in its training."""
 
-    epoch: int = 0
-    sample: int = 0
+    epoch: int = 0  # epochs that are complete
+    sample: int = 0  # images of the next epoch that all ranks together have trained on
     step: int = 0
-    best_top1: float = 0.0
-    run: str = ""
+    best_top1: float = 0.0  # of the evaluations so far, 0 to 1
+    run: str = ""  # the run's name
+
+    @classmethod
+    def of_new_run(cls, world: World) -> "Position":
+        """Return the position at which a new run begins. Runs sort by their names. Collective."""
+        # All ranks use rank 0's name, since the machines' clocks differ.
+        name = time.strftime("%Y%m%dT%H%M%SZ-", time.gmtime()) + uuid.uuid4().hex[:8]
+        return cls(run=world.gather(name)[0])
 
     def samples(self, per_epoch: int) -> int:
         """Count the images since the run began, with `per_epoch` images an epoch."""
         return self.epoch * per_epoch + self.sample
 
 
-def start_new_run(job: Job) -> Position:
-    """Return the position at which a new run begins, with the run's name. Names sort by the time of
-    their start. Collective."""
-    # All take the first rank's name, since the machines' clocks differ.
-    name = time.strftime("%Y%m%dT%H%M%SZ-", time.gmtime()) + uuid.uuid4().hex[:8]
-    return Position(run=job.world.gather(name)[0])
-
-
 def snapshot(job: Job, position: Position) -> Snapshot:
-    """Copy all state of the rank that saves it to the CPU, so that training may continue. Copies
-    from CUDA are complete once the function that `arrival` returns has returned."""
+    """Copy this rank's state to the CPU, so that training may continue while the copy is written.
+    Copies from CUDA are complete once the function that `arrival` returned has been called."""
     return Snapshot(
         model=_copy(job.precision.full_state(job.model)),
         optimizer=_copy(job.optimizer.state_dict()),
@@ -102,6 +91,7 @@ def arrival(device: torch.device) -> Callable[[], None]:
 
 
 def _copy(value: Any) -> Any:
+    """Copy the tensors in a value to the CPU; tuples become lists."""
     if isinstance(value, torch.Tensor) and value.is_cuda:
         # Into pinned memory: the device makes the copy asynchronously, before its next step.
         pinned = torch.empty_like(value, device="cpu", pin_memory=True)
@@ -116,12 +106,12 @@ def _copy(value: Any) -> Any:
 
 
 def restore(job: Job, state: Snapshot) -> Position:
-    """Load a snapshot and return its position. Raises UserError for one of another model, optimizer
-    or data set."""
-    # All is loaded in place, since DDP and the optimizer hold these tensors.
+    """Load a snapshot and return its position. Raises UserError for a snapshot of another model,
+    optimizer or data set."""
     # The data set has shrunk since the checkpoint, or the file is damaged.
     if state["sample"] >= max(1, len(job.train_set)):
         raise UserError(f"the checkpoint is at image {state['sample']} of {len(job.train_set)}.")
+    # The values are copied into the job's tensors, since DDP and the optimizer hold these tensors.
     job.precision.renew_masters(job.model, load_weights(job.model, state["model"]))
     optim.load_state(job.optimizer, state["optimizer"], job.options)
     job.precision.load_state_dict(state["precision"])
@@ -141,8 +131,9 @@ def restore(job: Job, state: Snapshot) -> Position:
 
 
 def copy_node_state(job: Job, position: Position) -> Optional[NodeState]:
-    """Copy the state that the strategy keeps for this machine. Returns None if it keeps none, and
-    on all ranks of a machine but the first."""
+    """Copy the state that the strategy keeps for this machine. Returns None if there is none, and
+    on all ranks of a machine except the first."""
+    # Each rank calls `state_dict`, because it also closes the rank's last step.
     state = job.sync.state_dict() if job.sync is not None else None
     if job.sync is None or state is None or not job.sync.topology.is_leader:
         return None
@@ -156,9 +147,9 @@ class Damaged(UserError):
 
 
 def load(name: str, content: BinaryIO) -> Dict[Any, Any]:
-    """Read a file's dict of tensors and plain values, without running code from it. Messages call
-    the file `name`. Raises UserError for anything else, Damaged if its bytes are no torch file's,
-    and OSError if it cannot be read."""
+    """Read a file's dict of tensors and plain values, without running code from the file. Messages
+    call the file `name`. Raises UserError if the file has other content, Damaged if its bytes are
+    not those of a torch file, and OSError if it cannot be read."""
     try:
         state = load_tensors(content)
     except RejectedContent as error:
@@ -179,8 +170,8 @@ def load(name: str, content: BinaryIO) -> Dict[Any, Any]:
 
 
 def read_complete(files: Iterable[pathlib.Path]) -> Iterator[Tuple[pathlib.Path, Dict[Any, Any]]]:
-    """Yield each file that is whole, with its contents. Warns of the others."""
-    # A machine that lost power, or a disk that fails, leaves broken ones: an older one is taken.
+    """Yield each complete file with its contents, and warn about damaged files."""
+    # A machine that lost power, or a disk that fails, leaves incomplete files.
     for file in files:
         if not is_complete(file):
             continue
@@ -198,8 +189,11 @@ def load_weights(
 ) -> Dict[str, torch.Tensor]:
     """Load a state dict, whether its keys have DDP's prefix (`module.`) or not; returns it without
     the prefix. Raises UserError, also for weights that are not finite."""
-    # A file that was saved from DDP's wrapper has this prefix.
-    plain = {key[7:] if key.startswith("module.") else key: v for key, v in weights.items()}
+    prefix = "module."  # of a file that was saved from DDP's wrapper
+    plain = {
+        key[len(prefix) :] if key.startswith(prefix) else key: tensor
+        for key, tensor in weights.items()
+    }
     try:
         model.load_state_dict(plain)
     except RuntimeError as error:
@@ -210,7 +204,7 @@ def load_weights(
 
 
 def refuse_not_finite(model: torch.nn.Module, state: Dict[str, torch.Tensor]) -> None:
-    """Raise UserError for a model's state that has lost its numbers."""
+    """Raise UserError if a model's state has a NaN, or an infinity among its parameters."""
     broken = not_finite(state, {name for name, _ in model.named_parameters()})
     if broken:
         raise UserError(
@@ -230,7 +224,7 @@ def class_changes(saved_names: Sequence[str], names: Sequence[str]) -> str:
     return ", ".join(f"{list_some(changed)} {change}" for change, changed in clauses if changed)
 
 
-def list_some(names: List[str]) -> str:
+def list_some(names: Sequence[str]) -> str:
     """Join the first three names, and count the others."""
     ending = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return "/".join(map(printable, names[:3])) + ending

@@ -1,8 +1,8 @@
-"""Decisions of all ranks when a run starts: precision, the strategy of --sync auto, the batch of
-each rank, and settings that follow from the devices. A resumed run keeps those it began with.
+"""Decide when a run starts: the precision, the strategy of --sync auto, the batch of each rank, and
+settings that follow from the devices. A resumed run keeps its earlier decisions.
 
 The rules are in contract/precisions.py and contract/decisions.py. All ranks see the same devices,
-checkpoints and measurements, so they decide the same.
+checkpoints and measurements, so all make the same decisions. process.py calls `decide`.
 """
 
 import dataclasses
@@ -25,19 +25,19 @@ from .world import World
 
 log = logging.getLogger(__name__)
 
-# Options that are decided here if they are not given, besides precision and sync.
+# Options that `_with_device_settings` decides if the user does not.
 UNDECIDED = ("channels_last", "jpeg_scaling")
 
 
 def decide(options: Options, world: World) -> Tuple[Options, World]:
-    """Return options and world with everything that is decided when a run starts; `world.decided`
-    is its record. Raises UserError. Collective."""
+    """Return options and world with all decisions; `world.decided` records them. Raises UserError.
+    Collective."""
     with world.raise_on_all_ranks():
         document = read_measurements(os.environ).document() if world.rank == 0 else None
     measured = Measurements(**world.gather(document)[0])
-    newest = options_of_newest(options, world)  # by their repr
+    newest = options_of_newest(options, world)  # such as {"precision": "'bf16'"}
     names = ("precision", "sync")
-    stored: Dict[str, str] = {k: newest[k].strip("'") for k in names if k in newest}
+    stored: Dict[str, str] = {name: newest[name].strip("'") for name in names if name in newest}
     decided = decisions.decide(options.request, world.devices, measured, stored)
     level, choice, balance = decided.precision, decided.sync, decided.balance
     if (level.name, level.reason) != (options.precision, AS_ASKED):
@@ -46,7 +46,8 @@ def decide(options: Options, world: World) -> Tuple[Options, World]:
         log.info(f"sync {choice.sync}: {choice.reason}")
     options = dataclasses.replace(options, precision=level.name, sync=choice.sync)
 
-    # The batches of the ranks. Plain torchrun brings no measurements: then --balance counts.
+    # Choose the batches of the ranks. Without the launcher there are no measurements, and only
+    # --balance counts.
     hosts = tuple(measured.hosts)
     ranks = [world.nodes.count(node) for node in dict.fromkeys(world.nodes)]
     if len(hosts) == len(ranks):
@@ -83,23 +84,23 @@ def decide(options: Options, world: World) -> Tuple[Options, World]:
 
 def _with_device_settings(options: Options, world: World, stored: Dict[str, str]) -> Options:
     """Set options that follow from the devices and the model, unless they are given or `stored`."""
-    # Tensor cores compute in 16 bits. With them, cuDNN's fastest algorithm may differ from start to
-    # start, and so may the last bits of results.
-    fast = BITS[options.precision] <= 16 and not options.deterministic
-    fast = fast and all(device.kind == "cuda" for device in world.devices)
-    if fast:
+    # Tensor cores compute in 16 bits. cuDNN then times its algorithms at each start, and may choose
+    # another algorithm, which changes the last bits of results.
+    uses_tensor_cores = BITS[options.precision] <= 16 and not options.deterministic
+    uses_tensor_cores &= all(device.kind == "cuda" for device in world.devices)
+    if uses_tensor_cores:
         torch.backends.cudnn.benchmark = True
-    usual = {"channels_last": fast, "jpeg_scaling": True}
+    defaults = {"channels_last": uses_tensor_cores, "jpeg_scaling": True}
     chosen: Dict[str, Any] = {
-        name: stored.get(name, repr(usual[name])) == "True"
+        name: stored.get(name, repr(defaults[name])) == "True"
         for name in UNDECIDED
         if getattr(options, name) is None
     }
-    # The sizes that a model of timm's is made for, if no others are asked for.
+    # A model of timm has its own default sizes.
     if options.model.startswith(TIMM):
         with world.raise_on_all_ranks():
-            made_for = timm_models.read_inputs(options.model)
-        size = options.image_size or made_for.size
-        resize = options.eval_resize or round((options.eval_size or size) / made_for.crop)
+            inputs = timm_models.read_inputs(options.model)
+        size = options.image_size or inputs.size
+        resize = options.eval_resize or round((options.eval_size or size) / inputs.crop)
         chosen.update(image_size=size, eval_resize=resize)
     return dataclasses.replace(options, **chosen)

@@ -1,4 +1,4 @@
-"""An exponential moving average of a model's weights and buffers, for evaluation and export."""
+"""Average a model's weights and buffers exponentially, for evaluation and export (--ema)."""
 
 from contextlib import contextmanager
 from typing import Dict, Iterator, List, TypedDict
@@ -27,11 +27,11 @@ class Columns:
 
 
 class Ema:
-    """Averages of a model's floating-point state, in fp32 at least; other state is copied.
+    """Averages a model's floating-point state, in fp32 at least, and copies other state.
 
-    Early on, the decay is lower: min(decay, (1 + n) / (10 + n)) at the n-th update, so that the
-    random initial weights are forgotten soon. `state` is that of the bare model, not of DDP's
-    wrapper, with master weights in place of half-precision ones.
+    Early on, the decay is lower: min(decay, (1 + n) / (10 + n)) at the n-th update. The average
+    then soon forgets the random initial weights. `state` is the state of the bare model without
+    DDP's wrapper, with master weights instead of half-precision weights.
     """
 
     def __init__(self, state: State, decay: float) -> None:
@@ -39,7 +39,7 @@ class Ema:
         self.begin(state)
 
     def begin(self, state: State) -> None:
-        """Start with `state` as the average; forget the previous one."""
+        """Start with `state` as the average, and forget the previous average."""
         self.updates = 0
         self.average = {key: _wide(value).detach().clone() for key, value in state.items()}
         # Counters have no average: they are copied.
@@ -60,8 +60,7 @@ class Ema:
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
-        """Give the model the averages within the block, and then its previous state, bit for
-        bit."""
+        """Give the model the averages within the block, and then exactly its previous state."""
         # This works in place, since the optimizer and DDP hold the same tensors.
         model_state = {key: value.clone() for key, value in model.state_dict().items()}
         model.load_state_dict(self.average)

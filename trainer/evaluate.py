@@ -1,4 +1,4 @@
-"""Exact evaluation: each image counts once, on any number of ranks."""
+"""Evaluate the model on the images of val: each image counts once, on any number of ranks."""
 
 import contextlib
 from typing import Callable, NamedTuple, Optional, Tuple
@@ -15,18 +15,17 @@ from .memory import one_pass
 
 
 class Result(NamedTuple):
-    """The result over all ranks: top1 and top5, 0 to 1, and the mean loss per image. `samples`: the
-    number of images that could be read."""
+    """The result over all ranks."""
 
-    samples: int
-    top1: float
+    samples: int  # images that could be read
+    top1: float  # 0 to 1
     top5: float
-    loss: float
+    loss: float  # the mean over images
 
 
 class Unevaluated(Exception):
-    """All ranks know that there is no result. `error`: the one this rank ends with; None if only
-    another rank cannot read its images."""
+    """Raised on all ranks if there is no result. `error`: the error with which this rank ends; None
+    if only other ranks cannot read their images."""
 
     def __init__(self, error: Optional[UserError]) -> None:
         super().__init__()
@@ -34,11 +33,11 @@ class Unevaluated(Exception):
 
 
 def share_buffers(job: Job) -> None:
-    """Give all ranks rank 0's buffers (batch normalisation's running statistics).
+    """Copy rank 0's buffers (batch normalisation's running statistics) to all ranks. Collective.
 
-    They are broadcast, not averaged: rank 0's are then never changed, so that the times of
-    evaluating and saving cannot affect the run by a single bit. They have seen 1/N of the data, as
-    with DDP's own broadcast.
+    Buffers are broadcast, not averaged. Rank 0's buffers then never change here, so the times of
+    evaluating and saving do not change a bit of the run. As with DDP's own broadcast, the
+    statistics come from rank 0's share of the data.
     """
     if job.world.size == 1:
         return
@@ -62,8 +61,7 @@ def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> R
     `progress` is called before each batch with the number of images that this rank has done.
     """
     averaged = contextlib.nullcontext() if job.ema is None else job.ema.applied(job.model)
-    # Images, top-1 hits, top-5 hits and loss. They are fp64, in which the sum over a million images
-    # loses no digit that is printed.
+    # Images, top-1 hits, top-5 hits and loss. In fp64 a million images lose no printed digit.
     sums = torch.zeros(4, dtype=torch.float64, device=job.world.device)
     job.model.eval()
     failure: Optional[UserError] = None
@@ -76,8 +74,8 @@ def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> R
                 with one_pass():
                     sums += _sum_scores(job, *batch.on(job.world.device))
         except RankError as error:
-            failure = error  # raised when the other ranks know of it
-    # Training goes on, but frozen modules stay in evaluation mode.
+            failure = error  # raised below, when the other ranks know that this rank failed
+    # Training continues, but frozen modules stay in evaluation mode.
     job.model.train()
     for module in job.frozen:
         module.eval()
@@ -96,8 +94,10 @@ def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> R
 
 
 def _sum_scores(job: Job, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Evaluate a batch; return the number of images, and the sums of hits and loss (4)."""
-    # The outputs are freed when this function returns, before the next batch needs their memory.
+    """Evaluate a batch. Return a tensor (4): the number of images, and the sums of top-1 hits,
+    top-5 hits and loss."""
+    # The outputs are freed when this function returns. The next batch needs their memory, so these
+    # lines are not in the caller's loop.
     with job.precision.computing():
         outputs = job.model(job.normalise(images)).double()
     top1, top5, loss = score(outputs, targets)
@@ -108,8 +108,8 @@ def _sum_scores(job: Job, images: torch.Tensor, targets: torch.Tensor) -> torch.
 def score(
     outputs: torch.Tensor, targets: torch.Tensor
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return for each image whether its class has the highest score, whether it is among the first
-    five, and the loss: each (n)."""
+    """Return for each image whether its class has the highest score, whether its class is among the
+    highest five, and the loss: each (n)."""
     hits = outputs.topk(min(5, outputs.shape[1]), 1).indices == targets[:, None]
     loss = functional.cross_entropy(outputs, targets, reduction="none")
     return hits[:, 0], hits.any(1), loss

@@ -1,5 +1,5 @@
-"""`make export RUN=...`, or python -m trainer.export RUN=FOLDER: the plain weights of a run's best
-model, or of its backbone."""
+"""`make export RUN=...`, or python -m trainer.export RUN=FOLDER: write the plain weights of a run's
+best model, or of its backbone."""
 
 import pathlib
 import sys
@@ -17,7 +17,7 @@ from .finite import not_finite, place
 from .snapshots import Snapshot, snapshot_in
 from .writer import atomic_write, checkpoints
 
-WITH_HEAD = "backbone."  # where models.WithHead has a backbone of one's own
+BACKBONE_PREFIX = "backbone."  # of the tensors of a user's backbone within models.WithHead
 
 
 def best(run: str) -> Snapshot:
@@ -35,15 +35,15 @@ def best(run: str) -> Snapshot:
 
 
 def weights(state: Snapshot) -> Dict[str, torch.Tensor]:
-    """Return the state dict of the model, or of its moving average if it has one, without DDP's
-    prefix, in fp32 at least. Raises UserError for one that is not finite."""
-    # The run evaluated the average, so this is the model whose accuracy it has reported.
+    """Return the state dict of the model, or of its moving average if there is one, in fp32 at
+    least. Raises UserError if a tensor is not finite."""
+    # The run evaluated the average, so the reported accuracy is that of the average.
     chosen = state["model"] if state["ema"] is None else state["ema"]["average"]
     if not_finite(chosen, chosen):
         raise UserError("the state is not finite: the run diverged. Export an earlier one.")
     half = (torch.float16, torch.bfloat16)
     converted: Dict[str, torch.Tensor] = {}
-    # A tensor of several names, such as a shared layer's, must stay one tensor.
+    # A tensor with several names, such as a shared layer's, must stay one tensor in the file.
     for value in chosen.values():
         if place(value) not in converted:
             converted[place(value)] = value.float() if value.dtype in half else value
@@ -52,7 +52,7 @@ def weights(state: Snapshot) -> Dict[str, torch.Tensor]:
 
 def backbone(tensors: Dict[str, torch.Tensor], classes: int) -> Dict[str, torch.Tensor]:
     """Return the tensors without the classifier, which is the last layer with an output for each
-    class. Raises UserError if there is none."""
+    class. Raises UserError if no layer has as many outputs."""
     heads = [key for key, value in tensors.items() if value.ndim > 1 and len(value) == classes]
     if not heads:
         raise UserError(
@@ -61,8 +61,9 @@ def backbone(tensors: Dict[str, torch.Tensor], classes: int) -> Dict[str, torch.
         )
     head = heads[-1].rpartition(".")[0] + "."
     remaining = {key: value for key, value in tensors.items() if not key.startswith(head)}
-    is_own_backbone = all(key.startswith(WITH_HEAD) for key in remaining)
-    return {key[len(WITH_HEAD) * is_own_backbone :]: value for key, value in remaining.items()}
+    has_prefix = all(key.startswith(BACKBONE_PREFIX) for key in remaining)
+    prefix_length = len(BACKBONE_PREFIX) if has_prefix else 0
+    return {key[prefix_length:]: value for key, value in remaining.items()}
 
 
 def write(tensors: Dict[str, torch.Tensor], path: pathlib.Path) -> None:
@@ -75,7 +76,7 @@ def write(tensors: Dict[str, torch.Tensor], path: pathlib.Path) -> None:
             from safetensors.torch import save_file
         except ImportError as error:
             raise UserError(f"{path}: needs `pip install safetensors`; or name it .pt.") from error
-        # It refuses tensors that are not contiguous.
+        # `save_file` rejects tensors that are not contiguous.
         plain = {key: value.contiguous() for key, value in tensors.items()}
         with atomic_write(path) as file:
             save_file(plain, file.name)

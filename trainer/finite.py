@@ -1,9 +1,10 @@
-"""Losses and tensors that are not finite: how they are noticed, and what usually caused them.
+"""Notice losses and tensors that are not finite, and list the likely causes.
 
-A loss that is NaN or infinite in one step may be the last sign before the weights are lost, or
-leave no trace: if a loss scale skips the step, the weights stay as they were. Therefore several
-steps in a row count, or weights that are not finite, which never become finite again. A gradient
-that overflows under a loss scale does not count: the loss of its step is finite.
+A loss that is NaN or infinite in one step may be the last sign before the weights are lost. The
+loss may also leave no trace: if a loss scale skips the step, the weights stay as they were. A run
+therefore ends after several such losses in a row, or if weights are not finite, which never become
+finite again. A gradient that overflows under a loss scale does not count: its loss is finite.
+train.py calls this file.
 """
 
 import math
@@ -16,7 +17,7 @@ from contract.options import Options
 
 from .world import World
 
-# The weights are finite, so training goes on after such an epoch.
+# Printed after an evaluation. Training continues, because the weights are finite.
 EVALUATION = "epoch {}: the model's outputs on val are not finite, though its weights are"
 
 
@@ -27,8 +28,8 @@ class Trouble(TypedDict):
     rank: int
     epoch: int
     step: int
-    loss: str  # since that step; empty where it is finite
-    tensor: Optional[str]  # of the model, after that step
+    loss: str  # "NaN" or "infinite" since that step; "" if the loss is finite
+    tensor: Optional[str]  # the name of a tensor of the model that is not finite after that step
 
 
 class Losses:
@@ -36,7 +37,7 @@ class Losses:
 
     def __init__(self, limit: float) -> None:
         self.limit, self.count = limit, 0
-        self.loss, self.epoch, self.step = 0.0, 0, 0  # where the row began
+        self.loss, self.epoch, self.step = 0.0, 0, 0  # of the first step of the row
 
     def add(self, epoch: int, step: int, loss: float) -> None:
         """Count a step's loss; a finite one ends the row. `epoch` and `step` count from 1."""
@@ -65,7 +66,7 @@ def not_finite(state: Dict[str, torch.Tensor], weights: Collection[str]) -> List
     floats = {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
     if not floats:
         return []
-    # A tensor of several names, such as a shared layer's, is checked once.
+    # A tensor with several names, such as a shared layer's, is checked once.
     tensors = {(place(tensor), name in weights): tensor for name, tensor in floats.items()}
     checks = [
         (~tensor.isfinite() if is_weight else tensor.isnan()).any()
@@ -76,15 +77,15 @@ def not_finite(state: Dict[str, torch.Tensor], weights: Collection[str]) -> List
 
 
 def place(tensor: torch.Tensor) -> str:
-    """Identify a tensor by its memory, whatever its names are."""
-    # This is a text, since a file can choose numbers such that the hashes of their tuples collide.
+    """Identify a tensor by its memory: tensors with the same memory have the same text."""
+    # Not a tuple: a file can choose numbers so that the hashes of many tuples are equal.
     return repr((tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()))
 
 
 def describe(troubles: List[Trouble], options: Options, world: World) -> str:
-    """Describe in a sentence when and on which ranks the run lost its numbers, and the likely
+    """Describe in a sentence when and on which ranks numbers became not finite, and the likely
     causes. `troubles`: one of each affected rank."""
-    # A loss says at which step it began; a tensor only that it was found after a step.
+    # A loss shows the step at which the trouble began. A tensor may be broken for longer.
     with_loss = [trouble for trouble in troubles if trouble["loss"]]
     earliest = min(with_loss or troubles, key=lambda trouble: trouble["step"])
     moment = f"epoch {earliest['epoch']}, step {earliest['step']}"
@@ -101,7 +102,8 @@ def describe(troubles: List[Trouble], options: Options, world: World) -> str:
 
 
 def list_causes(options: Options, ranks: str = "") -> List[str]:
-    """List the likely causes in clauses for people. `ranks`: those it began on, unless all did."""
+    """List the likely causes as clauses of a message. `ranks`: those on which the trouble began; ""
+    for all ranks."""
     clip = "" if options.clip_grad_norm else " or --clip_grad_norm 1"
     clauses = [
         f"the learning rate is too high (--lr {options.lr:g}: try a tenth of it, a longer "
@@ -114,7 +116,7 @@ def list_causes(options: Options, ranks: str = "") -> List[str]:
     if options.sync != strategies.EXACT:
         clauses.append(f"--sync {options.sync} rounds the gradients (try {strategies.EXACT})")
     if ":" in options.model:
-        clauses.append("the model divides by zero, or takes the logarithm of it")
+        clauses.append("the model divides by zero, or takes the logarithm of zero")
     if ranks:
         clauses.append(f"bad images or faulty memory on {ranks}, if this always starts there")
     return clauses

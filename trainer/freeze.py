@@ -11,12 +11,13 @@ from .models import head
 
 
 def freeze(model: nn.Module, pattern: str, classes: int) -> List[nn.Module]:
-    """Freeze what `pattern` names: its parameters get no gradients. Return the outermost modules
-    that are wholly frozen: now in evaluation mode, they keep their statistics. Raises UserError."""
+    """Freeze the modules and parameters that `pattern` names, such as "conv1,layer*": their
+    parameters get no gradients. Return the outermost modules that are wholly frozen. They are now
+    in evaluation mode, and so keep their statistics. Raises UserError."""
     tensors = dict(model.named_parameters())
     # Buffers count, too: frozen normalisation keeps its statistics.
     names = [*tensors, *(name for name, _ in model.named_buffers())]
-    # A pattern names a tensor, or a module above it: list both for each tensor.
+    # A pattern names a tensor or a module: for a.b.weight the paths are a, a.b and a.b.weight.
     paths: Dict[str, List[str]] = {}
     for name in names:
         words = name.split(".")

@@ -1,10 +1,10 @@
-"""The memory of a device: whether an error means that it has too little, and how to need less
+"""Find out whether an error means that a device has too little memory, and use less memory
 (--checkpoint_activations).
 
-A rank cannot retry a step while its peers wait for its gradients inside an all-reduce. It exits
-with an exit code of its own, and the launcher restarts the run from its checkpoint with half the
-micro-batch. The global batch and the learning rate stay the same, but batch normalisation sees the
-smaller micro-batch.
+A rank cannot retry a step while its peers wait for its gradients inside an all-reduce. The rank
+exits with the exit code OUT_OF_MEMORY, and the launcher restarts the run from its checkpoint with
+half the micro-batch. The global batch and the learning rate stay the same, but batch normalisation
+sees the smaller micro-batch.
 """
 
 import contextlib
@@ -15,11 +15,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-# The words of torch itself, cuBLAS, cuDNN and the CPU allocator.
-OUTRIGHT = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
-# cuDNN without memory for a workspace, and cuDNN or cuBLAS without memory for a handle. These
-# messages have other causes too, so they count only where memory was short.
-PERHAPS = (
+# Words in the messages of torch, cuBLAS, cuDNN and the CPU allocator.
+CERTAIN_WORDS = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
+# Words of cuDNN without memory for a workspace, and of cuDNN or cuBLAS without memory for a handle.
+# These messages have other causes, too, so they count only if memory was short.
+POSSIBLE_WORDS = (
     *("unable to find a valid cudnn algorithm", "unable to find an engine"),
     *("cublas_status_not_initialized", "cudnn_status_not_initialized"),
 )
@@ -33,8 +33,8 @@ class one_pass:
     """Raise an error of a forward, a backward or an evaluation as OutOfMemory if it means too
     little memory.
 
-    This is a class: if a generator of contextlib raises another error, a cycle of Python 3.12 and
-    newer keeps the pass's frames, and so its memory, until the garbage collector runs.
+    This context manager is a class. After an error from a generator of contextlib, a reference
+    cycle in Python 3.12 and newer would keep the pass's frames and memory for some time.
     """
 
     def __enter__(self) -> None:
@@ -53,16 +53,18 @@ def is_out_of_memory(error: BaseException, refused_before: Optional[int] = None)
     # The message decides: torch 1.12 raises a plain RuntimeError, later versions a subclass.
     if not isinstance(error, RuntimeError):
         return False
-    if isinstance(error, OutOfMemory) or any(word in str(error) for word in OUTRIGHT):
+    if isinstance(error, OutOfMemory) or any(word in str(error) for word in CERTAIN_WORDS):
         return True
-    if not any(word in str(error).lower() for word in PERHAPS) or not torch.cuda.is_initialized():
+    is_possible = any(word in str(error).lower() for word in POSSIBLE_WORDS)
+    if not is_possible or not torch.cuda.is_initialized():
         return False
     # Memory was short if less than a twentieth is free, or if an allocation has failed since the
     # pass began: a process may be limited to a part of the memory, and cuDNN hides the failed
     # allocation of its workspace. Earlier failures (in --auto_batch's trials, or while cuDNN timed
     # its algorithms) prove nothing.
-    free, total = torch.cuda.mem_get_info()
-    return free < total / 20 or (refused_before is not None and count_refusals() > refused_before)
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    has_failed = refused_before is not None and count_refusals() > refused_before
+    return free_bytes < total_bytes / 20 or has_failed
 
 
 def count_refusals() -> int:
@@ -73,11 +75,9 @@ def count_refusals() -> int:
 
 
 def recompute_activations(model: nn.Module) -> None:
-    """Keep only the inputs of the model's stages, and compute the rest again in backward: less
-    memory for about a third more computation.
-
-    A stage is an outermost nn.Sequential (ResNet's layers, a transformer's encoder).
-    """
+    """Keep only the inputs of the model's stages, and compute other activations again in backward.
+    This needs less memory, and about a third more computation. A stage is an outermost
+    nn.Sequential (ResNet's layers, a transformer's encoder)."""
     if isinstance(model, nn.Sequential):
         _recompute(model)
         return
@@ -107,13 +107,12 @@ def _recompute(stage: nn.Sequential) -> None:
 
 @contextlib.contextmanager
 def _untracked(norms: List[_BatchNorm]) -> Iterator[None]:
-    """Keep running statistics unchanged within the block: a recomputed batch must not count
-    again."""
+    """Keep running statistics unchanged within the block, because they know the batch already."""
     momenta = [module.momentum for module in norms]
     counts = [module.num_batches_tracked for module in norms]
     for module, count in zip(norms, counts):
         module.momentum = 0.0
-        # A copy, since torch's own normalisation over ranks wants one to count in.
+        # A copy, since torch's SyncBatchNorm needs a tensor in which it counts.
         module.num_batches_tracked = None if count is None else count.clone()
     try:
         yield

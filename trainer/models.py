@@ -1,7 +1,8 @@
-"""Models by name: torchvision's classifiers or your own function, and their parameters and FLOPs.
+"""Build models by name, from torchvision, timm or a user's function; count parameters and FLOPs.
 
-ResNets keep torchvision's stem (stride 4) for small images too: 32-pixel digits reach 98 % with
-it, and weights stay compatible with torchvision's. examples/own_backbone.py shows another stem.
+build.py calls `build`, and check.py calls `try_out` before a run. ResNets keep torchvision's stem
+(stride 4) for small images too: 32-pixel digits reach 98 % with this stem, and weights stay
+compatible with torchvision's. examples/own_backbone.py shows another stem.
 """
 
 import difflib
@@ -30,9 +31,9 @@ from .classifiers import classifier_names
 
 log = logging.getLogger(__name__)
 
-# Their auxiliary classifiers return tuples in training; without `init_weights`, they warn.
-SPECIAL = ("googlenet", "inception_v3")
-WITHOUT_AUXILIARY = {"aux_logits": False, "init_weights": True}
+# Auxiliary classifiers return tuples in training. Without `init_weights`, these models warn.
+WITH_AUXILIARY = ("googlenet", "inception_v3")
+NO_AUXILIARY = {"aux_logits": False, "init_weights": True}
 
 
 class WithHead(nn.Module):
@@ -51,20 +52,22 @@ class WithHead(nn.Module):
 def build(
     name: str, num_classes: int, image_size: int, arguments: Optional[Dict[str, Any]] = None
 ) -> nn.Module:
-    """Build an untrained model with `num_classes` outputs. `arguments`: further ones for its
-    function. Raises UserError for an unknown name, for arguments that the function does not take,
-    and for a model that does not take images of `image_size` pixels a side."""
+    """Build an untrained model with `num_classes` outputs for images of `image_size` pixels a side.
+
+    `name`: "resnet50" of torchvision, "timm:resnet50d", or a user's "package.module:function".
+    `arguments`: more arguments for the model's function. Raises UserError for an unknown name, for
+    arguments that the function does not take, and for a model that does not take such images."""
     make = _build_user_model if ":" in name else _build_torchvision_model
     make = timm_models.build if name.startswith(TIMM) else make
     try:
         model = make(name, num_classes, image_size, arguments or {})
         shape = _read_output_shape(model, name, image_size)
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
-        # The traceback of the user's code says more than its last line.
+        # The author of a model needs the traceback, and not only its last line.
         if not arguments and make is _build_user_model:
             raise
-        words = f" with --model_args {json.dumps(arguments)}" if arguments else ""
-        raise UserError(f"--model {name}: cannot be built{words}: {error}") from error
+        clause = f" with --model_args {json.dumps(arguments)}" if arguments else ""
+        raise UserError(f"--model {name}: cannot be built{clause}: {error}") from error
     if shape != (1, num_classes):
         raise UserError(f"--model {name}: gives {shape} for one image, not (1, {num_classes}).")
     if not any(weight.requires_grad for weight in model.parameters()):
@@ -82,24 +85,26 @@ def _build_torchvision_model(
             f"--model {name}: torchvision {torchvision.__version__} has no such classifier; "
             f"nearest: {', '.join(nearest)}. Your own: package.module:function."
         )
-    settings: Dict[str, Any] = dict(WITHOUT_AUXILIARY if name in SPECIAL else {})
-    # Transformers have positions for one image size.
+    settings: Dict[str, Any] = dict(NO_AUXILIARY if name in WITH_AUXILIARY else {})
+    # These transformers have positions for one image size.
     if name.startswith("vit_"):
         settings["image_size"] = image_size
     if name.startswith("maxvit"):
         settings["input_size"] = (image_size, image_size)
-    words = {"weights": None, "num_classes": num_classes, **settings, **arguments}
-    return getattr(torchvision.models, name)(**words)
+    keywords = {"weights": None, "num_classes": num_classes, **settings, **arguments}
+    return getattr(torchvision.models, name)(**keywords)
 
 
 def _build_user_model(
     name: str, num_classes: int, image_size: int, arguments: Dict[str, Any]
 ) -> nn.Module:
+    """Build a user's classifier, or the user's backbone with a linear classifier on its features.
+    Raises UserError, and what the user's function raises."""
     model, takes_classes = _call_function(_find_function(name), num_classes, arguments)
     if not isinstance(model, nn.Module):
         raise UserError(f"--model {name}: returned {type(model).__name__}, not a torch.nn.Module.")
     shape = _read_output_shape(model, name, image_size)
-    # A function that took `num_classes` and returns as many scores has built a whole classifier.
+    # A function that took `num_classes` and returns as many scores has built a classifier.
     if takes_classes and shape == (1, num_classes):
         return model
     if len(shape) not in (2, 4):
@@ -116,35 +121,37 @@ def _build_user_model(
 def _call_function(
     function: Callable[..., Any], num_classes: int, arguments: Dict[str, Any]
 ) -> Tuple[Any, bool]:
-    """Call a function of the user's; return its result, and whether it accepted `num_classes`. Like
-    timm's functions, it may accept it through **kwargs."""
+    """Call a user's function. Return its result, and whether the function accepted `num_classes`:
+    as a parameter or, like timm's functions, through **kwargs."""
     parameters = inspect.signature(function).parameters
-    takes_more = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    if "num_classes" not in parameters and not takes_more:
+    has_kwargs = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    if "num_classes" not in parameters and not has_kwargs:
         return function(**arguments), False
     try:
         return function(num_classes=num_classes, **arguments), True
     except TypeError as error:
-        if not takes_more or "num_classes" not in str(error):
+        # The function may pass **kwargs to another function, which has no `num_classes`.
+        if not has_kwargs or "num_classes" not in str(error):
             raise
     return function(**arguments), False
 
 
 def _find_function(name: str) -> Callable[..., Any]:
+    """Import "package.module:function" or "path/file.py:function". Raises UserError."""
     module_name, _, function_name = name.rpartition(":")
     try:
         if module_name.endswith(".py"):
-            # The launcher has sent the file's folder to another place, and names that place.
+            # The launcher has sent the file's folder to the path in this variable.
             path = pathlib.Path(module_name)
             folder = os.environ.get("TANDEM_MODEL_FOLDER", path.parent)
             file = pathlib.Path(folder, path.name).resolve()
-            # Like a script, it may import the modules in its folder.
+            # Like a script, the file may import the modules in its folder.
             if str(file.parent) not in sys.path:
                 sys.path.insert(0, str(file.parent))
             # The file may have the name of a module that is loaded already.
-            loaded = file.stem if file.stem not in sys.modules else f"{file.stem}_of_model"
-            spec = cast(ModuleSpec, importlib.util.spec_from_file_location(loaded, file))
-            module = sys.modules[loaded] = importlib.util.module_from_spec(spec)
+            new_name = file.stem if file.stem not in sys.modules else f"{file.stem}_of_model"
+            spec = cast(ModuleSpec, importlib.util.spec_from_file_location(new_name, file))
+            module = sys.modules[new_name] = importlib.util.module_from_spec(spec)
             cast(Loader, spec.loader).exec_module(module)
         else:
             module = importlib.import_module(module_name)
@@ -173,6 +180,7 @@ def _run_one_image(model: nn.Module, image_size: int) -> Any:
 
 
 def _read_output_shape(model: nn.Module, name: str, image_size: int) -> Tuple[int, ...]:
+    """Return the shape of the output for one blank image. Raises UserError if there is none."""
     try:
         output = _run_one_image(model, image_size)
     except (RuntimeError, AssertionError, ValueError) as error:
@@ -195,21 +203,21 @@ def _check_tensor(output: Any, name: str) -> torch.Tensor:
 def describe(model: nn.Module, image_size: int) -> Tuple[int, Optional[int]]:
     """Return the number of parameters, and of floating-point operations of one image's forward.
 
-    Convolutions, linear layers and nn.MultiheadAttention are counted; a multiplication and an
-    addition count as two. The operations are None if a layer was not called as a module (Swin only
-    uses its weights), since most of them would be missing. The model and the random generators stay
-    unchanged.
+    The function counts convolutions, linear layers and nn.MultiheadAttention; a multiplication and
+    an addition count as two. The operations are None if a layer was not called as a module: Swin
+    uses only the weights of its layers, so most operations would be missing. The model and the
+    random generators stay unchanged.
     """
     layers = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
     operations: Dict[nn.Module, int] = dict.fromkeys(layers, 0)
 
     def count(module: nn.Module, _: Any, output: Any) -> None:
         if isinstance(module, nn.MultiheadAttention):
-            _, length, width = output[0].shape
+            _, length, width = output[0].shape  # (1, tokens, width)
             # Four projections of each token; attention scores, and weighted sums, over all tokens.
             operations[module.out_proj] += 2 * length * width * (4 * width + 2 * length)
         else:
-            # A weight's first dimension is the output channels; the rest make one output element.
+            # `weight[0]` holds the numbers that make one output element.
             operations[module] += 2 * output.numel() * cast(torch.Tensor, module.weight)[0].numel()
 
     attentions = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
@@ -228,19 +236,20 @@ def last_linear(model: nn.Module) -> Optional[nn.Module]:
 
 
 def head(model: nn.Module, classes: int) -> List[str]:
-    """Return the names of the tensors that turn features into the classes' scores: those of the
-    last layer with `classes` outputs, or of what a model of timm calls its classifier. [] if there
-    is none."""
+    """Return the names of the tensors that turn features into the classes' scores, such as
+    ["fc.weight", "fc.bias"]; [] if there are none. They belong to the last layer with `classes`
+    outputs, or to the classifier that a model of timm names."""
     layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
-    scoring = [m for m in layers if len(m.weight) == classes][-1:]
+    scoring_layers = [m for m in layers if len(m.weight) == classes][-1:]  # the last, or none
     if hasattr(model, "get_classifier"):
-        named = cast(Any, model).get_classifier()  # several, where a model has been distilled
-        scoring = [m for m in (named if isinstance(named, tuple) else (named,)) if m in layers]
-    places = {module: f"{name}." if name else "" for name, module in model.named_modules()}
-    return [places[module] + key for module in scoring for key in module.state_dict()]
+        classifier = cast(Any, model).get_classifier()  # a tuple for a distilled model
+        classifiers = classifier if isinstance(classifier, tuple) else (classifier,)
+        scoring_layers = [m for m in classifiers if m in layers]
+    prefixes = {module: f"{name}." if name else "" for name, module in model.named_modules()}
+    return [prefixes[module] + key for module in scoring_layers for key in module.state_dict()]
 
 
-# Image sizes to try if none is given: a user's model may take only one.
+# Image sizes for `try_out` if the user gives none: a user's model may take only one of them.
 SIZES = (224, 32, 64, 128)
 CLASSES = 10
 
@@ -248,8 +257,8 @@ CLASSES = 10
 def try_out(
     name: str, image_size: Optional[int], unused_allowed: bool, arguments: Dict[str, Any]
 ) -> Tuple[nn.Module, List[str]]:
-    """Build a model and compute one step's gradients; return it, and notes for the user. Raises
-    UserError."""
+    """Build a model and compute one step's gradients. Return the model, and notes for the user.
+    `unused_allowed`: a parameter without a gradient is no error. Raises UserError."""
     if image_size is None and name.startswith(TIMM):
         image_size = timm_models.read_inputs(name).size
     for size in (image_size,) if image_size else SIZES:
@@ -260,7 +269,7 @@ def try_out(
             if "does not take images" not in str(error) or size in (image_size, SIZES[-1]):
                 raise
     images = torch.rand(2, 3, size, size)
-    # In training some models return more than in evaluation, which `build` has seen.
+    # Some models return more in training than in evaluation, and `build` has tried evaluation.
     _check_tensor((model.backbone if isinstance(model, WithHead) else model)(images), name)
     functional.cross_entropy(model(images), torch.tensor([0, 1])).backward()
     weights = [(key, weight) for key, weight in model.named_parameters() if weight.requires_grad]

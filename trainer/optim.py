@@ -1,4 +1,4 @@
-"""The optimizer and its learning rate."""
+"""Build the optimizer, load its state from a checkpoint, and compute its learning rate."""
 
 import importlib
 import inspect
@@ -23,27 +23,27 @@ NORMALISATIONS = (
 def parameter_groups(
     model: nn.Module, options: Options, head: Collection[str] = ()
 ) -> List[Dict[str, Any]]:
-    """Make two groups: weights, which decay by `weight_decay`, and normalisation layers (by their
-    type) and biases (vectors), which decay by `norm_weight_decay`. The parameters named in `head`
-    make two more, whose learning rate is `head_lr` times as high. A shared parameter belongs to the
-    group of the first module that has it."""
+    """Make two groups for torch's optimizers: weights, which decay by `weight_decay`, and biases
+    and normalisation layers, which decay by `norm_weight_decay`. The parameters named in `head`
+    make two more groups, whose learning rate is `head_lr` times as high. A parameter that modules
+    share belongs to the group of the first of these modules."""
     heads = {parameter for name, parameter in model.named_parameters() if name in head}
-    kinds: Dict[Tuple[bool, bool], List[nn.Parameter]] = {}
+    groups: Dict[Tuple[bool, bool], List[nn.Parameter]] = {}
     grouped = set()
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             if parameter in grouped or not parameter.requires_grad:
                 continue
             grouped.add(parameter)
-            vector = isinstance(module, NORMALISATIONS) or parameter.ndim <= 1
-            kinds.setdefault((parameter in heads, vector), []).append(parameter)
+            is_vector = isinstance(module, NORMALISATIONS) or parameter.ndim <= 1
+            groups.setdefault((parameter in heads, is_vector), []).append(parameter)
     return [
         {
-            "params": kinds[in_head, vector],
-            "weight_decay": options.norm_weight_decay if vector else options.weight_decay,
+            "params": groups[in_head, is_vector],
+            "weight_decay": options.norm_weight_decay if is_vector else options.weight_decay,
             "lr_factor": options.head_lr if in_head else 1.0,
         }
-        for in_head, vector in sorted(kinds)
+        for in_head, is_vector in sorted(groups)
     ]
 
 
@@ -51,25 +51,26 @@ def build_optimizer(
     model: nn.Module, options: Options, global_batch: int, head: Collection[str] = ()
 ) -> torch.optim.Optimizer:
     """Build the options' optimizer over `parameter_groups`."""
-    # On CUDA it is fused, or at least uses only a few kernels for all weights.
     groups = parameter_groups(model, options, head)
     row = OPTIMIZERS[options.optimizer]
-    module, _, name = row.maker.partition(":")
-    kind: Any = getattr(importlib.import_module(module), name)
+    module, _, name = row.maker.partition(":")  # such as torch.optim:SGD
+    optimizer_class: Any = getattr(importlib.import_module(module), name)
     settings = {"lr": peak_lr(options, global_batch), **row.arguments(options)}
-    on_cuda = all(p.is_cuda for group in groups for p in group["params"])
-    if on_cuda and "fused" in inspect.signature(kind).parameters:
-        settings["fused"] = True
-    elif on_cuda and "foreach" in inspect.signature(kind).parameters:
-        settings["foreach"] = True  # torch 1.12 loops over the weights by default
-    return kind(groups, **settings)
+    # On CUDA few kernels step all weights. torch 1.12 would loop over the weights by default.
+    parameters = inspect.signature(optimizer_class).parameters
+    if all(weight.is_cuda for group in groups for weight in group["params"]):
+        if "fused" in parameters:
+            settings["fused"] = True
+        elif "foreach" in parameters:
+            settings["foreach"] = True
+    return optimizer_class(groups, **settings)
 
 
 def load_state(optimizer: torch.optim.Optimizer, state: Dict[str, Any], options: Options) -> None:
-    """Load what an optimizer of the same kind kept of each weight, from its `state_dict`. Raises
-    UserError for a state that does not fit."""
-    # The settings stay those of `optimizer`: they follow from the options, and `fused` from device
-    # and torch, which may not be those that saved it.
+    """Load the tensors of each weight, such as momenta, from the `state_dict` of an optimizer of
+    the same class. Raises UserError for a state that does not fit."""
+    # The settings of `optimizer` stay. They follow from the options, and `fused` from device and
+    # torch, which may differ from those that saved the state.
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     saved = state.get("state")
     if _group_sizes(state) != _group_sizes(optimizer.state_dict()) or not isinstance(saved, dict):
@@ -83,7 +84,7 @@ def load_state(optimizer: torch.optim.Optimizer, state: Dict[str, Any], options:
         for name in row.keeps(options):
             value: Any = entry.get(name)
             if value is None and not row.counts:
-                continue  # it is made in the weight's first step
+                continue  # the optimizer makes this tensor in the weight's first step
             if not is_plain(value):
                 raise _invalid_state(place)
             if value.shape != weights[place].shape or not value.is_floating_point():

@@ -1,4 +1,4 @@
-"""One model on many devices: DDP over ranks, or DataParallel within one process."""
+"""Train one model on many devices: with DDP over ranks, or with DataParallel in one process."""
 
 from typing import Any, List, Optional, Tuple
 
@@ -24,8 +24,8 @@ class BalancedDataParallel(DataParallel):  # type: ignore[type-arg]
         self.gpu0_batch = gpu0_batch
 
     def scatter(self, inputs: Tuple[Any, ...], kwargs: Any, device_ids: Any) -> Any:
+        # The parent class calls this method, and would split evenly.
         sizes = balanced_sizes(len(inputs[0]), len(device_ids), self.gpu0_batch)
-        # DataParallel would split evenly.
         batches = inputs[0].split(sizes)
         scattered = [
             (batch.to(torch.device("cuda", gpu), non_blocking=True),)
@@ -35,15 +35,15 @@ class BalancedDataParallel(DataParallel):  # type: ignore[type-arg]
 
 
 def balanced_sizes(count: int, gpus: int, gpu0_batch: int) -> List[int]:
-    """Split `count` samples: `gpu0_batch` for GPU 0, and the remaining ones evenly over the other
-    GPUs. Return only the shares that have samples."""
+    """Split `count` samples: `gpu0_batch` for GPU 0, and the remaining samples evenly over the
+    other GPUs. Return only the numbers that are not zero."""
     gpu0_size = min(gpu0_batch, count) if gpus > 1 else count
     other_sizes = even_parts(count - gpu0_size, gpus - 1) if gpus > 1 else []
     return [size for size in [gpu0_size, *other_sizes] if size]
 
 
 def check(options: Options, world: World) -> None:
-    """Raise UserError for combinations that cannot work."""
+    """Raise UserError for options that --parallel cannot combine."""
     if (options.gpu0_batch is None) == (options.parallel == "balanced-dp"):
         raise UserError(
             "--parallel balanced-dp needs --gpu0_batch N (images for GPU 0), and --gpu0_batch "
@@ -89,7 +89,7 @@ class Computing(nn.Module):
 
 
 def check_micro_batches(options: Options, world: World, count: int) -> None:
-    """Raise UserError if this torch cannot take a step of `count` micro-batches."""
+    """Raise UserError if DDP of this torch cannot run a step of `count` micro-batches."""
     if options.static_graph and count > 1 and world.size > 1 and not static_graph_accumulates():
         raise UserError(
             f"--static_graph does not work with micro-batches ({count} a step) in torch "
@@ -100,7 +100,7 @@ def check_micro_batches(options: Options, world: World, count: int) -> None:
 def wrap(
     model: nn.Module, options: Options, world: World, attached: Optional[Attached]
 ) -> nn.Module:
-    """Wrap `model` for its training steps. The parameters stay those of `model`."""
+    """Return `model` in the wrapper that training steps call, with the same parameters."""
     if options.parallel == "balanced-dp":
         return BalancedDataParallel(model, int(options.gpu0_batch or 1))
     if options.parallel == "dp":
@@ -113,7 +113,7 @@ def wrap(
         find_unused_parameters=options.find_unused_parameters,
         static_graph=options.static_graph,
         bucket_cap_mb=options.bucket_size,
-        # Gradients are views of the buckets, and take no memory of their own.
+        # Gradients are views of the buckets, and take no more memory.
         gradient_as_bucket_view=True,
         **ddp_buffers(options.broadcast_buffers),
     )

@@ -1,7 +1,8 @@
 """Mixed precision by name: fp32, fp64, bf16 and apex's levels O0 to O3.
 
-O1: autocast to fp16 with a dynamic loss scale. O2: half weights, fp32 batch normalisation, fp32
-master weights, dynamic scale. O3: all half, scale 1.
+O0: fp32. O1: autocast to fp16 with a dynamic loss scale. O2: fp16 weights, fp32 batch
+normalisation, fp32 master weights, dynamic scale. O3: all fp16, scale 1. step.py calls
+`Precision`; apex_amp.py chooses between this class and apex's own amp.
 """
 
 import contextlib
@@ -37,16 +38,15 @@ def weights_of(optimizer: torch.optim.Optimizer) -> List[nn.Parameter]:
     return [weight for group in optimizer.param_groups for weight in group["params"]]
 
 
-# Loss scale: O1 and O2 have apex's schedule. It begins at FIRST_SCALE, as many times lower as there
-# are ranks: the loss is multiplied by these, since DDP takes the mean of their gradients. It is
-# halved when a gradient overflows, and doubled after PATIENCE steps without overflow. torch's
-# GradScaler is not used, since it refuses fp16 gradients and, in torch 1.12, any CPU.
+# O1 and O2 have apex's schedule of the loss scale. The scale begins at FIRST_SCALE divided by the
+# number of ranks, because step.py multiplies the loss by this number. The scale is halved when a
+# gradient overflows, and doubled after PATIENCE steps without overflow. torch's GradScaler is not
+# used, since it rejects fp16 gradients and, in torch 1.12, any CPU.
 #
 # The invariant: ranks that sum their gradients have equal scales in each step, though they never
-# exchange them. They begin with the same scale, and all hold the same sum, which is inf or NaN
-# where any rank's part of it was: so either all of them skip the step and halve the scale, or none
-# does. Therefore the sum must be checked, never a rank's own gradients. Ranks that train by
-# themselves check their own, and each has its own scale.
+# exchange the scales. They begin with the same scale, and all hold the same sum. The sum is inf or
+# NaN if the gradient of any rank was. So either all ranks skip the step and halve the scale, or no
+# rank does. Therefore the sum must be checked, and never the gradients of one rank.
 FIRST_SCALE, MAX_SCALE, PATIENCE = 2.0**16, 2.0**24, 2000
 
 
@@ -59,7 +59,7 @@ class ScaleState(TypedDict):
 
 @dataclasses.dataclass
 class LossScale:
-    """The scale on the host, which must know for each step whether it overflowed."""
+    """The scale on the host, which waits in each step to learn whether a gradient overflowed."""
 
     value: float = FIRST_SCALE
     good_steps: int = 0
@@ -70,7 +70,7 @@ class LossScale:
         return self.value
 
     def inverse(self, device: torch.device) -> torch.Tensor:
-        """Return the factor for the gradients, a scalar on the device."""
+        """Return the factor that removes the scale from gradients: a scalar on the device."""
         return torch.full((), 1 / self.value, device=device)
 
     def update(self, overflow: bool) -> None:
@@ -137,7 +137,7 @@ class Precision:
     """Our own levels, on torch's autocast."""
 
     backend = "torch"
-    fallback_reason = ""  # for people: the reason why apex is not used
+    fallback_reason = ""  # for the screen: the reason why apex is not used
 
     def __init__(self, level: str, device: torch.device, ranks: int = 1) -> None:
         self.level, self.device = level, device
@@ -145,15 +145,15 @@ class Precision:
         self.autocast = AUTOCAST.get(level)
         self.scale: Union[LossScale, DeviceScale, None] = None
         if level in ("O1", "O2"):
+            # Divided by the next power of two: 4 for three ranks. A scale stays a power of two.
             self.scale = LossScale(FIRST_SCALE / 2 ** (ranks - 1).bit_length())
-        # Half-precision weights, and the fp32 copies that the optimizer updates in their place: in
-        # the weights themselves, small updates would round to zero.
+        # Half-precision weights, and the fp32 copies that the optimizer updates instead: in the
+        # weights themselves, small updates would round to zero.
         self.masters: List[Tuple[nn.Parameter, nn.Parameter]] = []
-        self._places: Optional[Places] = None
+        self._places: Optional[Places] = None  # see `live_state`
 
     def get_scale(self) -> float:
-        """Return the factor of the next loss, as torch's GradScaler does. May wait for the
-        device."""
+        """Return the scale of the next loss, as GradScaler does. May wait for the device."""
         return 1.0 if self.scale is None else self.scale.value
 
     def cast_weights(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -162,10 +162,10 @@ class Precision:
             self.scale = DeviceScale(self.device, self.scale.state_dict())
         if self.level in WEIGHTS:
             model.to(WEIGHTS[self.level])
-        # In fp16 torch would count the samples of all ranks in fp16, too, which ends at 65,504.
-        wide = {"O2": _BatchNorm, "O3": nn.SyncBatchNorm}.get(self.level)
+        # An fp16 SyncBatchNorm would count the samples of all ranks in fp16, which ends at 65,504.
+        fp32_type = {"O2": _BatchNorm, "O3": nn.SyncBatchNorm}.get(self.level)
         for module in model.modules():
-            if wide is not None and isinstance(module, wide):
+            if fp32_type is not None and isinstance(module, fp32_type):
                 module.float()
         if self.level != "O2":
             return
@@ -189,11 +189,9 @@ class Precision:
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer, clip: float) -> Union[bool, torch.Tensor]:
-        """Unscale, clip to the norm `clip` (0: not at all) and step. True when the gradients
-        overflowed: then nothing changed but the scale. All ranks hold the same sums, so they
-        agree."""
-        # If torch's optimizer can skip the step by itself, the result stays on the device, and only
-        # reading it as a bool waits.
+        """Unscale the gradients, clip them to the norm `clip` (0: do not clip), and step. Return
+        whether a gradient overflowed: then only the scale has changed, equally on all ranks. With a
+        DeviceScale the result stays on the device; only reading it as a bool waits."""
         for weight, master in self.masters:
             master.grad = None if weight.grad is None else weight.grad.float()
         weights = weights_of(optimizer)
@@ -206,8 +204,8 @@ class Precision:
         if isinstance(self.scale, DeviceScale):
             overflow = overflows > 0
             self.scale.update(overflow)
-            # The fused SGD makes its momentum buffers in the first step. If it skips that step, it
-            # would leave them uninitialised.
+            # The fused SGD makes its momentum buffers in the first step. If the optimizer skipped
+            # this step, the buffers would stay uninitialised.
             for group in optimizer.param_groups:
                 first_weight = group["params"][0]
                 if group.get("momentum") and "momentum_buffer" not in optimizer.state[first_weight]:
@@ -220,7 +218,7 @@ class Precision:
         elif self.scale is not None:
             overflow = bool(overflows)
             self.scale.update(overflow)
-        # A tensor is not True: the fused optimizer decides on the device.
+        # A tensor is never `True` itself: the fused optimizer decides on the device.
         if overflow is not True:
             optimizer.step()
             if self.masters:
@@ -231,13 +229,14 @@ class Precision:
     def full_state(self, model: nn.Module) -> Dict[str, torch.Tensor]:
         """Return the model's state dict, with masters in place of half-precision weights."""
         masters = dict(self.masters)
-        named = {name: masters.get(weight) for name, weight in model.named_parameters()}
-        return {**model.state_dict(), **{name: m for name, m in named.items() if m is not None}}
+        parameters = model.named_parameters()
+        replaced = {name: masters[weight] for name, weight in parameters if weight in masters}
+        return {**model.state_dict(), **replaced}
 
     def live_state(self, model: nn.Module) -> Dict[str, torch.Tensor]:
         """Return the same as `full_state`, but fast enough for each step."""
-        # The places of the tensors are looked up once. The tensors themselves are not cached, since
-        # batch normalisation in torch 1.12 replaces its counter by a new tensor.
+        # Looks up once in which dictionary each tensor is. The tensors themselves are not cached,
+        # since batch normalisation in torch 1.12 replaces its counter by a new tensor.
         if self._places is None:
             state, masters = self.full_state(model), dict(self.masters)
             places: Places = {}
@@ -249,7 +248,7 @@ class Precision:
                             places[name] = ({key: masters[value]}, key)
                         elif name in state:
                             places[name] = (tensors, key)
-            # A model may build its state dict in its own way: then nothing is looked up.
+            # A model with its own `state_dict` may have other names: then {} says "use full_state".
             is_complete = places.keys() == state.keys()
             self._places = {name: places[name] for name in state} if is_complete else {}
         if not self._places:
@@ -258,8 +257,8 @@ class Precision:
 
     @torch.no_grad()
     def renew_masters(self, model: nn.Module, state: Dict[str, torch.Tensor]) -> None:
-        """Copy `state` into the masters. The model has loaded it, and its half-precision weights
-        have rounded it."""
+        """Copy `state` into the masters. The model has loaded this state before, but its
+        half-precision weights have rounded the values."""
         masters = dict(self.masters)
         for name, weight in model.named_parameters():
             if weight in masters and name in state:

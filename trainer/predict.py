@@ -1,4 +1,7 @@
-"""Using a trained model on the evaluation images: predictions, embeddings, and how good it is."""
+"""Use a trained model on the evaluation images: write predictions, embeddings, or its accuracy.
+
+process.py calls `infer` instead of training. The ranks share the images, and rank 0 writes.
+"""
 
 import contextlib
 import csv
@@ -30,8 +33,8 @@ from .weights import TrainedModel, read_weights
 from .world import World
 from .writer import atomic_write
 
-MOST_CONFUSED = 10
-Columns = Dict[str, torch.Tensor]  # of all images, by name
+MOST_CONFUSED = 10  # pairs of classes that --evaluate lists
+Columns = Dict[str, torch.Tensor]  # a table with a row for each image: see `_infer_all`
 
 
 def infer(options: Options, world: World) -> int:
@@ -41,15 +44,15 @@ def infer(options: Options, world: World) -> int:
     if options.weights is None and options.resume == "none":
         raise UserError(f"{flags} needs a trained model: give --resume auto or --weights.")
     with world.raise_on_all_ranks():
-        if world.rank == 0:  # which alone writes
+        if world.rank == 0:  # the only rank that writes
             _check_writable(options)
     trained = _read_model(options, world)
     materials = build_materials(options, world)
     data_classes = materials.train_set.classes
     classes = data_classes if trained.classes is None else trained.classes
-    # An image of a class that the model does not know could only be counted as wrong.
-    known_names = set(classes)
-    unknown = [name for name in data_classes if name not in known_names]
+    # The model could only be wrong about an image of a class that it was not trained on.
+    class_set = set(classes)
+    unknown = [name for name in data_classes if name not in class_set]
     if options.evaluate and unknown:
         raise UserError(
             f"--evaluate: of the {pluralize(len(data_classes), 'class')} of --data the model was "
@@ -61,8 +64,8 @@ def infer(options: Options, world: World) -> int:
     if len(classes) != len(data_classes):
         with world.raise_on_all_ranks():
             _refuse_more_classes(materials.model, trained.tensors, len(data_classes), len(classes))
-            words = options.model_arguments()
-            model = build_model(options.model, len(classes), materials.image_size, words)
+            arguments = options.model_arguments()
+            model = build_model(options.model, len(classes), materials.image_size, arguments)
         materials = dataclasses.replace(materials, model=model)
     job = build_job(options, world, materials, Clock(world.device))
     with world.raise_on_all_ranks():
@@ -80,9 +83,9 @@ def infer(options: Options, world: World) -> int:
 
 
 def _read_model(options: Options, world: World) -> TrainedModel:
-    """Read the model of the newest checkpoint, or of --weights if there is none; its average if it
-    has one, as in a run's own evaluation. Collective."""
-    state = resume.find_model(options, world)
+    """Read the model of the newest checkpoint, or of --weights if there is no checkpoint. Return
+    the model's average if it has one, as a run evaluates it. Raises UserError. Collective."""
+    state = resume.find_newest(options, world)
     if state is not None:
         average = state["ema"]["average"] if state["ema"] else None
         return TrainedModel(average or state["model"], state["classes"] or None)
@@ -99,10 +102,10 @@ def _refuse_more_classes(
     data_class_count: int,
     class_count: int,
 ) -> None:
-    """Raise UserError if a file names more classes than its numbers are enough for. `model` is
+    """Raise UserError if a file names more classes than its tensors have weights for. `model` is
     built for `data_class_count` classes."""
-    # The net for `class_count` classes is built before its weights are compared: a damaged file
-    # that names a billion must not take the memory for them.
+    # The next step builds a net for `class_count` classes: a damaged file that names a billion
+    # classes must not take the memory for them.
     state = model.state_dict()
     head_numbers = sum(state[name].numel() for name in head(model, data_class_count))
     numbers_per_class = head_numbers // data_class_count
@@ -115,16 +118,17 @@ def _refuse_more_classes(
 
 
 def _check_writable(options: Options) -> None:
-    """Raise UserError if a file of the results could not be written: before the work, not after."""
+    """Raise UserError before the work if a file of the results could not be written."""
     files = [pathlib.Path(file) for file in options.results.values()]
     if len(set(files)) < len(files):
         flags = " and ".join(f"--{name}" for name in options.results)
         raise UserError(f"{flags} would write the same file: give each another name.")
     for file in files:
         folder = file.parent
-        # A launcher names files in the run's output, whose folders nobody has made yet.
+        # A launcher names files in the run's output, whose folders nobody has made yet. If mkdir
+        # fails, the check below prints that there is no folder.
         if options.output and pathlib.Path(options.output) in folder.parents:
-            with contextlib.suppress(OSError):  # then there is none, which is said below
+            with contextlib.suppress(OSError):
                 folder.mkdir(parents=True, exist_ok=True)
         if not folder.is_dir():
             raise UserError(f"{file}: there is no such folder to write to.")
@@ -133,8 +137,7 @@ def _check_writable(options: Options) -> None:
 
 
 def _write_results(job: Job, columns: Columns, classes: List[str]) -> None:
-    """Write a file for each result that the options name. `classes`: the model's names. Raises
-    RankError."""
+    """Write the files that the options name. `classes`: the model's names. Raises RankError."""
     writers: Dict[str, Callable[[Job, Columns, BinaryIO], None]] = {
         "predict": partial(_write_predictions, classes),
         "extract": _write_embeddings,
@@ -150,10 +153,10 @@ def _write_results(job: Job, columns: Columns, classes: List[str]) -> None:
 
 @torch.no_grad()
 def _infer_all(job: Job, classes: List[str]) -> Columns:
-    """Run the model over all images of all ranks; return the columns that the options need, in
-    data-set order: int64 `index`, `label` and `target`, fp64 `probability` and `loss`, bool `top1`
-    and `top5`, each (images), and fp32 `features` (images, features). `classes`: the model's names.
-    Raises UserError. Collective."""
+    """Run the model over all images of all ranks. Return the columns that the options need, in the
+    order of the data set. Each has a row for each image: int64 `index`, `label` (predicted) and
+    `target`, fp64 `probability` and `loss`, bool `top1` and `top5`, fp32 `features` (images,
+    features). `classes`: the model's names. Raises UserError. Collective."""
     options = job.options
     captured: Dict[str, torch.Tensor] = {}
     classifier = last_linear(job.model)
@@ -164,7 +167,7 @@ def _infer_all(job: Job, classes: List[str]) -> Columns:
         )
     if classifier is not None:
         classifier.register_forward_pre_hook(lambda _, inputs: captured.update(features=inputs[0]))
-    # Match classes by name, since --data may have only some of the model's.
+    # The model's number of each class of --data, which may have only some of the model's classes.
     numbers = torch.tensor(
         [classes.index(name) for name in job.train_set.classes if name in classes]
     )
@@ -185,10 +188,10 @@ def _infer_all(job: Job, classes: List[str]) -> Columns:
             scores = score(outputs, row_columns["target"].to(outputs.device))
             row_columns.update(zip(("top1", "top5", "loss"), scores))
         batches.append({name: column.cpu() for name, column in row_columns.items()})
-    rows = [theirs for theirs in job.world.gather_state(_join_columns(batches)) if theirs]
-    if not rows:
+    tables = [table for table in job.world.gather_state(_join_columns(batches)) if table]
+    if not tables:
         raise UserError("--predict, --extract, --evaluate: no image of val can be read.")
-    columns = _join_columns(rows)
+    columns = _join_columns(tables)
     unfinite_count = int((~columns["probability"].isfinite()).sum())
     if unfinite_count:
         raise UserError(
@@ -205,7 +208,7 @@ def _join_columns(tables: List[Columns]) -> Columns:
 
 def _write_predictions(classes: List[str], job: Job, columns: Columns, file: BinaryIO) -> None:
     """Write a CSV table of path, class and probability."""
-    # A path that is not UTF-8 keeps its bytes: no others find the file.
+    # A path that is not UTF-8 keeps its bytes, because only these bytes find the file.
     text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
     table = csv.writer(text)
     table.writerow(["path", "class", "probability"])
@@ -229,15 +232,15 @@ def _write_evaluation(classes: List[str], job: Job, columns: Columns, file: Bina
         for name in job.train_set.classes
     ]
     is_wrong = ~columns["top1"]
-    pairs = columns["target"][is_wrong] * len(classes) + columns["label"][is_wrong]
     # One number stands for each pair of true and predicted class, so that torch can count pairs.
-    codes, counts = (column.tolist() for column in pairs.unique(return_counts=True))
+    pair_numbers = columns["target"][is_wrong] * len(classes) + columns["label"][is_wrong]
+    pairs, counts = (column.tolist() for column in pair_numbers.unique(return_counts=True))
     # Equally frequent pairs come in the order of the classes, so that the file is always the same.
-    by_frequency = sorted(zip(codes, counts), key=lambda pair: (-pair[1], pair[0]))
+    by_frequency = sorted(zip(pairs, counts), key=lambda row: (-row[1], row[0]))
     confused = [
         {"name": classes[true], "predicted": classes[predicted], "images": number}
-        for code, number in by_frequency[:MOST_CONFUSED]
-        for true, predicted in [divmod(code, len(classes))]
+        for pair, number in by_frequency[:MOST_CONFUSED]
+        for true, predicted in [divmod(pair, len(classes))]
     ]
     document: Dict[str, Any] = {
         "model": job.options.model,

@@ -1,4 +1,7 @@
-"""The processes of a run: what each of them does, and how `--spawn N` starts them."""
+"""Run one process of a run, from its options to its exit code; start the processes of `--spawn N`.
+
+__main__.py calls `begin`. world.py finds the other ranks, and train.py or predict.py does the work.
+"""
 
 import atexit
 import multiprocessing
@@ -28,7 +31,7 @@ from .screen import quiet_others
 from .train import Run, Trial, train
 from .world import start
 
-# Seconds that the other ranks of --spawn have to exit, once one has failed or is done.
+# Seconds until the remaining ranks of --spawn are killed, after a rank has failed or finished.
 GRACE, TEAR_DOWN = 10.0, 120.0
 
 
@@ -64,23 +67,23 @@ def work(options: Options) -> int:
         )
         return OUT_OF_MEMORY
     if world.exchange is not None:
-        # All ranks come here: leave together, so that no peer sees a connection break.
+        # All ranks come here. They end together, so no peer sees a broken connection.
         world.exchange.meet()
         dist.destroy_process_group()
     return code
 
 
 def leave(code: int) -> NoReturn:
-    """Flush what this process has printed, and end it with `code`.
+    """Flush this process's output, and end the process with exit code `code`.
 
-    Python's own end would spend a second of processor time on taking torch's modules apart, and
-    would wait for loaders that hang in a read and for remaining ranks of --spawn.
+    Python's own end would need a second of processor time to free torch's modules, and would wait
+    for loaders that hang in a read and for remaining ranks of --spawn.
     """
     for child in multiprocessing.active_children():
         child.kill()
     # While the process group exists, a collective may be in flight that no peer will finish.
-    # Tear-down would wait for it, or NCCL's watchdog would end the process with another code and
-    # messages of its own. So tear-down is skipped, and the error or the traceback stays last.
+    # The exit functions would wait for the collective, or NCCL's watchdog would end the process
+    # with another exit code and more messages. Without them, the error stays the last message.
     if not dist.is_initialized():
         atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -89,10 +92,8 @@ def leave(code: int) -> NoReturn:
 
 
 def spawn(options: Options) -> int:
-    """Start `options.spawn` processes and assign their ranks; return the first failure's exit
-    code."""
-    # The number of processes is also the world size, so the two cannot differ. A free port is taken
-    # by its number: rank 0 listens on it later.
+    """Start `options.spawn` ranks as processes. Return the first failure's exit code."""
+    # The kernel chooses a free port for the probe. Rank 0 listens on this port later.
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -100,8 +101,10 @@ def spawn(options: Options) -> int:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     os.environ.update(WORLD_SIZE=count, LOCAL_WORLD_SIZE=count)
     context = multiprocessing.get_context("spawn")
-    numbers = range(options.spawn)
-    ranks = [context.Process(target=_run_rank, args=(n, os.getpid(), options)) for n in numbers]
+    ranks = [
+        context.Process(target=_run_rank, args=(number, os.getpid(), options))
+        for number in range(options.spawn)
+    ]
 
     def terminate_ranks(*_: object) -> None:
         for rank in filter(BaseProcess.is_alive, ranks):
@@ -131,9 +134,9 @@ def _run_rank(rank: int, parent: int, options: Options) -> None:
 def first_failure(ranks: Sequence[BaseProcess]) -> int:
     """Wait for all ranks; return the exit code of the first that failed, or 0.
 
-    Ranks exit together. A rank that still runs GRACE seconds after another failed is waiting for it
-    in a collective, and would wait for ever, so it is killed. A rank that still runs TEAR_DOWN
-    seconds after another has finished is killed, too.
+    Ranks exit together. A rank that still runs GRACE seconds after another rank failed is killed:
+    it would wait in a collective forever. A rank that still runs TEAR_DOWN seconds after another
+    rank has finished is killed, too.
     """
     running, code = {rank.sentinel: rank for rank in ranks}, 0
     patience: Optional[float] = None
@@ -146,8 +149,7 @@ def first_failure(ranks: Sequence[BaseProcess]) -> int:
             rank = running.pop(int(cast(Any, sentinel)))
             rank.join()
             exit_code = rank.exitcode or 0
-            # A process that a signal has killed has the negative signal; a shell reports 128 +
-            # signal.
+            # `exitcode` is -9 after SIGKILL. A shell reports 128 + 9.
             code = code or (exit_code if exit_code >= 0 else 128 - exit_code)
         patience = GRACE if code else TEAR_DOWN
     return code

@@ -1,21 +1,14 @@
-"""Resuming a run: the newest complete checkpoint on any machine, the state that this machine keeps
-for itself, and the settings that all ranks use.
+"""Resume a run: find the newest complete checkpoint on any machine, and each machine's own files,
+and check that this run may continue from the checkpoint.
+
+train.py and predict.py call this file. checkpoint.py loads a checkpoint into a job.
 """
 
 import dataclasses
 import io
 import logging
 import pathlib
-from typing import (
-    Any,
-    Dict,
-    FrozenSet,
-    Iterator,
-    List,
-    NamedTuple,
-    Optional,
-    Tuple,
-)
+from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Tuple
 
 from contract.errors import RankError, UserError
 from contract.layout import printable
@@ -33,44 +26,40 @@ log = logging.getLogger(__name__)
 
 
 class Candidate(NamedTuple):
-    """The best checkpoint on a rank's machine. `key` orders by run, then by whether all machines
-    have their own files for it, then by samples seen."""
+    """The best checkpoint on a rank's machine. `key` is (the run's name, whether all machines have
+    their own files for the checkpoint, samples trained on), and checkpoints are compared by it."""
 
     key: Tuple[str, bool, int]
     differences: List[str]
 
 
 def find(job: Job) -> Optional[Snapshot]:
-    """Return on every rank the newest complete checkpoint on any node that `--resume` allows, or
-    None with `--resume none`, and with `--resume auto` if there is none. Raises UserError if this
-    run cannot continue it. Collective."""
-    if job.options.resume == "none":
-        return None
-    # If the strategy keeps state on each machine, a checkpoint for which all machines have theirs
-    # comes before newer ones.
+    """Return the checkpoint from which this job resumes; see `find_newest`. Collective."""
+    # If the strategy keeps state on each machine, a checkpoint for which all machines have their
+    # own files is better than a newer checkpoint.
     steps: FrozenSet[Tuple[str, int]] = frozenset()
-    if job.sync is not None and job.sync.state_dict() is not None:
+    if job.options.resume != "none" and job.sync is not None and job.sync.state_dict() is not None:
         with job.world.raise_on_all_ranks():
             local_keys = [key for key, _ in _node_files(job)]
         keys = job.world.gather(local_keys)
         steps = frozenset.intersection(*(frozenset(map(tuple, rank_keys)) for rank_keys in keys))
-    return _find(job.options, job.world, steps, job.train_set)
+    return find_newest(job.options, job.world, steps, job.train_set)
 
 
-def find_model(options: Options, world: World) -> Optional[Snapshot]:
-    """Return the same checkpoint for its model only: the run's options and images may differ.
-    Collective."""
-    return None if options.resume == "none" else _find(options, world, frozenset(), None)
-
-
-def _find(
+def find_newest(
     options: Options,
     world: World,
-    steps: FrozenSet[Tuple[str, int]],
-    train_set: Optional[ImageFolder],
+    steps: FrozenSet[Tuple[str, int]] = frozenset(),
+    train_set: Optional[ImageFolder] = None,
 ) -> Optional[Snapshot]:
-    """Find the newest checkpoint on any node, and send it to all. `steps`: the (run, step) pairs
-    for which every machine has its own file. `train_set`: None if only the model is used."""
+    """Return on every rank the newest complete checkpoint on any node that `--resume` allows, or
+    None with `--resume none`, and with `--resume auto` if there is none. Collective.
+
+    `steps`: the (run, step) pairs for which every machine has its own file. `train_set`: None if
+    only the model is used; then the options and the images may differ. Raises UserError if this run
+    cannot continue from the checkpoint."""
+    if options.resume == "none":
+        return None
     # The first rank of each machine reads its folder.
     content = b""
     local_best: Optional[Candidate] = None
@@ -83,11 +72,11 @@ def _find(
                 newest, local_best = file, Candidate(key, differences)
         content = newest.read_bytes() if newest else b""
     candidates = [row and Candidate(tuple(row[0]), row[1]) for row in world.gather(local_best)]
-    # A rank without a checkpoint comes before all others.
+    # A rank without a checkpoint has the smallest key.
     keys: List[Tuple[Any, ...]] = [
         candidate.key if candidate else ("",) for candidate in candidates
     ]
-    source = max(range(world.size), key=keys.__getitem__)  # of equal ones the lowest rank's
+    source = max(range(world.size), key=keys.__getitem__)  # the lowest of ranks with equal keys
     best = candidates[source]
     if best is None:
         if options.resume == "auto":
@@ -107,7 +96,7 @@ def _find(
 
 def _allowed_on_node(options: Options) -> Iterator[Tuple[pathlib.Path, Snapshot]]:
     """Yield path and contents of each complete checkpoint on this machine that `--resume`
-    allows."""
+    allows: auto means those of this run's output, and a path means the file or folder."""
     source = options.output if options.resume == "auto" else options.resume
     if source is None or options.resume == "none":
         return
@@ -120,7 +109,7 @@ def _allowed_on_node(options: Options) -> Iterator[Tuple[pathlib.Path, Snapshot]
 def options_of_newest(options: Options, world: World) -> Dict[str, str]:
     """Return the options of the newest checkpoint that this run would resume from, by their repr;
     {} if there is none. Collective."""
-    # --predict and its like take the model only, so they need not share the run's options.
+    # --predict, --extract and --evaluate use only the model, so their options may differ.
     if options.resume == "none" or options.results:
         return {}
     newest = None
@@ -141,20 +130,18 @@ def find_differences(state: Snapshot, options: Options, train_set: ImageFolder) 
         for name, value in fixed_options(options).items()
         if saved_options.get(name) != value
     ]
-    # Class numbers follow the names: where a folder has another one, all may mean something else.
+    # Class numbers follow the sorted names, so another name may change the meaning of all numbers.
     if changes := class_changes(state["classes"], train_set.classes):
         return [*names, f"data set ({changes})"]
     return names + (["data set"] if state["train_images"] != len(train_set) else [])
 
 
-# What the screen says where the machines' own files are incomplete or do not fit.
+# The screen prints this if the machines' own files are incomplete or do not fit.
 NODE_STATE_LOST = (
     "--sync {}: each machine stores its own state, which is missing on some machines or "
     "belongs to other ranks: this state starts from zero"
 )
-
-
-# What it says where all ranks' own part of a strategy is not in the checkpoint.
+# The screen prints this if the checkpoint lacks the strategy's state that is equal on all ranks.
 COMMON_STATE_LOST = (
     "--sync {}: the checkpoint comes from a run on one machine and has no scales: the run "
     "learns them again"
@@ -162,8 +149,8 @@ COMMON_STATE_LOST = (
 
 
 def epochs_changed(job: Job, state: Snapshot) -> str:
-    """Describe how a change of --epochs since the checkpoint affects a resumed run; "" if there is
-    none. Raises UserError if more epochs than that are trained already."""
+    """Describe how a change of --epochs since the checkpoint affects a resumed run; "" if --epochs
+    is the same. Raises UserError if the checkpoint has more epochs than --epochs."""
     options, saved_epochs = job.options, state["options"].get("epochs", "")
     if (state["epoch"], state["sample"]) > (options.epochs, 0):
         raise UserError(
@@ -190,8 +177,9 @@ def epochs_changed(job: Job, state: Snapshot) -> str:
 
 
 def restore_node_state(job: Job, position: Position) -> bool:
-    """Load each machine's own state at this position. Returns False if a machine has lost it or the
-    ranks were spread differently: then all start from zero. Raises RankError. Collective."""
+    """Load each machine's own state at this position. Returns False if a machine has lost its state
+    or the ranks were on other machines: then all states start from zero. Raises RankError if a
+    state is damaged. Collective."""
     if job.sync is None or job.sync.state_dict() is None:
         return True
     position_key = (position.run, position.step)

@@ -1,6 +1,7 @@
-"""Reading safetensors files: 8 bytes with the length of a header in JSON, which tells each tensor's
-type, shape and place, then the tensors' bytes. The package of that name is in no stack, and this
-much of it is all that is needed."""
+"""Read safetensors files: 8 bytes with the length of a header in JSON, then the header, which says
+each tensor's type, shape and offsets, then the tensors' bytes. Such a header is
+{"fc.bias": {"dtype": "F32", "shape": [10], "data_offsets": [0, 40]}}. Not every stack has the
+package of this name, and a reader is short."""
 
 import io
 import json
@@ -20,12 +21,6 @@ TYPES = {
 LONGEST = 100_000_000  # bytes of a header: the format's own limit
 
 
-def is_safetensors(file: BinaryIO) -> bool:
-    """Return whether a file begins like safetensors: neither a zip archive nor a pickle does."""
-    file.seek(8)
-    return file.read(1) == b"{"
-
-
 def read(name: str, file: BinaryIO) -> Dict[str, torch.Tensor]:
     """Read the tensors of a file that messages call `name`. Raises UserError and OSError."""
     try:
@@ -37,27 +32,24 @@ def read(name: str, file: BinaryIO) -> Dict[str, torch.Tensor]:
         # Python 3.9 takes minutes to read a number of a million digits.
         header = json.loads(file.read(data_begin - 8), parse_int=lambda digits: int(digits[:20]))
         header.pop("__metadata__", None)
-        # All entries are checked before the first tensor takes memory.
-        # In the order of their bytes, gaps and overlaps show.
-        end, places = 0, []
+        # All entries are checked before the first tensor takes memory. In the order of the tensors'
+        # bytes, each tensor must begin at the end of the last one.
+        last_end, layouts = 0, []
         for key, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-            dtype, shape, (begin, stop) = (
-                TYPES[entry["dtype"]],
-                entry["shape"],
-                entry["data_offsets"],
-            )
-            counts = (begin, stop, *shape)
+            dtype, shape = TYPES[entry["dtype"]], entry["shape"]
+            begin, end = entry["data_offsets"]
+            counts = (begin, end, *shape)
             if len(shape) > DIMENSIONS or not all(type(n) is int and n >= 0 for n in counts):
                 raise ValueError("a count that is not a number")
             item_bytes = torch.empty((), dtype=dtype).element_size()
-            if begin != end or stop - begin != math.prod(shape) * item_bytes:
+            if begin != last_end or end - begin != math.prod(shape) * item_bytes:
                 raise ValueError("tensors that overlap, or have something between them")
-            places.append((key, stop - begin, dtype, shape))
-            end = stop
-        if data_begin + end != file_bytes:
+            layouts.append((key, end - begin, dtype, shape))
+            last_end = end
+        if data_begin + last_end != file_bytes:
             raise ValueError("the sizes of its tensors do not match the file's size")
         tensors = {}
-        for key, length, dtype, shape in places:
+        for key, length, dtype, shape in layouts:
             content = torch.empty(length, dtype=torch.uint8)
             fill(content, file)
             tensors[key] = content.view(dtype).reshape(shape)

@@ -1,4 +1,4 @@
-"""Shows a run to people, from rank 0 only: a bar on a terminal, plain lines elsewhere."""
+"""Show a run to people, from rank 0 only: a bar on a terminal, plain lines otherwise."""
 
 import logging
 import os
@@ -14,10 +14,10 @@ from tandem.step_lines import Lines
 
 from .world import World
 
-# In seconds: until the first figures, between two plain lines, between two readings from the device
-# for the bar (each waits for the device), and the longest silence in any case.
+# Seconds until the first figures, between two plain lines, between two readings for the bar (each
+# waits for the device), and without any output.
 FIRST, PLAIN_EVERY, BAR_EVERY, SILENCE = 2.0, 10.0, 2.0, 15.0
-NARROWEST = 10  # least width of the bar itself
+NARROWEST = 10  # characters of the bar itself
 
 
 def quiet_others(world: World) -> None:
@@ -38,12 +38,14 @@ class Screen:
         self._with_bar = self.shown and kind == "bar"
         self._bar: Any = None
         self._epochs, self._steps_per_epoch = options.epochs, steps
-        self._start: Optional[float] = None
+        self._start: Optional[float] = None  # of the first epoch, in seconds of time.monotonic()
         self._last_line = self._printed = time.monotonic()  # `look` changes only `_printed`
-        self._due_at = float("inf")
-        self._images = self._step = self._steps = self._first = 0
-        self._epoch, self._doing = "", ""
-        self._over = threading.Event()
+        self._due_at = float("inf")  # the time.monotonic() of the next figures
+        self._images = self._steps = 0  # of all ranks since the start
+        self._step = 0  # of the current epoch
+        self._first_images = 0  # in the first step
+        self._epoch, self._doing = "", ""  # such as "epoch 1/3"
+        self._ended = threading.Event()
 
     def say(self, text: str) -> None:
         """Print a line, on rank 0 only."""
@@ -58,13 +60,12 @@ class Screen:
         print(text, flush=True)
 
     def watch(self) -> None:
-        """Start a thread that prints the current work after SILENCE seconds without output, until
-        `end`."""
+        """Start a thread that prints the current work after SILENCE seconds without output."""
         if self.shown:
             threading.Thread(target=self._watch, name="screen", daemon=True).start()
 
     def _watch(self) -> None:
-        while not self._over.wait(1.0):
+        while not self._ended.wait(1.0):
             self.look()
 
     def look(self) -> None:
@@ -98,7 +99,7 @@ class Screen:
 
     def step(self, images: int) -> None:
         """Count a step with so many images of all ranks."""
-        self._first = self._first or images
+        self._first_images = self._first_images or images
         self._images += images
         self._steps += 1
         self._step += 1
@@ -118,14 +119,10 @@ class Screen:
         spent = time.monotonic() - (self._start or 0.0)
         remaining_time = tqdm.format_interval(remaining_images * spent / max(self._images, 1))
         if self._bar is not None:
-            fields = [
-                f"run {remaining_time}",
-                *self._speed(),
-                f"loss {loss:.3f}",
-                f"top-1 {top1:.1%}",
-            ]
+            speed = self._speed()
+            fields = [f"run {remaining_time}", *speed, f"loss {loss:.3f}", f"top-1 {top1:.1%}"]
             free_columns = columns() - len(f"{self._epoch} 100%|| 00:00") - NARROWEST
-            # tqdm would cut off a text that is too long in the middle of a number.
+            # tqdm would cut off a long text in the middle of a number, so whole fields are chosen.
             chosen: List[str] = []
             for field in fields:
                 free_columns -= len(f", {field}")
@@ -142,17 +139,15 @@ class Screen:
             self._due_at = time.monotonic() + PLAIN_EVERY
 
     def _speed(self) -> List[str]:
-        """Return the images per second, as docs/report.md defines them, or [] if they are
-        unknown."""
+        """Return the images per second, as docs/report.md defines them; [] if unknown."""
         # The first step warms up the device, and would make the mean too slow.
         if not self._lines.steps or self._steps < 2:
             return []
-        images = (self._images - self._first) / (self._steps - 1)
+        images = (self._images - self._first_images) / (self._steps - 1)
         return [f"{images * self._lines.steps / self._lines.step_seconds:.0f} images/s"]
 
     def evaluation(self, epoch: int, loss: float, top1: float, result: Any, images: int) -> None:
-        """Show an evaluation. `loss` and `top1`: of the epoch's steps; `images`: how many val
-        has."""
+        """Show an evaluation. `loss` and `top1`: of the epoch's steps. `images`: those of val."""
         figures = f"loss {loss:.3f}  val {result.loss:.3f}"
         figures += f"  top-1 {top1:.2%}  val {result.top1:.2%}"
         if result.samples < images:
@@ -165,12 +160,12 @@ class Screen:
             self._bar = None
 
     def end(self) -> None:
-        self._over.set()
+        self._ended.set()
         self.close()
 
 
 def columns() -> int:
-    """Return how wide a bar may be: COLUMNS, else the width of the terminal."""
+    """Return how wide a bar may be: COLUMNS, or the width of the terminal."""
     # The launcher has subtracted its label from COLUMNS.
     setting = os.environ.get("COLUMNS", "")
     if setting.isdigit() and int(setting) > 0:

@@ -1,6 +1,6 @@
-"""Contents of a checkpoint's files, only tensors and plain containers, and their check: a file may
+"""Check the contents of a checkpoint's files, which are tensors and plain containers. A file may
 come from a disk that fails, from another program or from somebody else. After `snapshot_in` and
-`node_state_in`, each field has its type."""
+`node_state_in`, each field has the type of Snapshot or NodeState. checkpoint.py makes both."""
 
 import math
 from typing import Any, Callable, Dict, List, Optional, TypedDict, cast
@@ -15,15 +15,14 @@ from .precision import PrecisionState
 
 
 class Snapshot(TypedDict):
-    """The state of a run, and how far it has come: the fields of Position, and the number of
-    `samples` trained on since the run began. `options`: those that a resumed run must share, by
-    their repr."""
+    """The state of a run, and its progress: the fields of Position, and the number of `samples`
+    that it has trained on. `options`: the repr of each option that a resumed run must share."""
 
     model: Dict[str, torch.Tensor]
     optimizer: Dict[str, Any]  # torch's own
     precision: PrecisionState
     ema: Optional[AverageState]
-    sync: Optional[Dict[str, Any]]  # what a strategy has alike on all ranks: it looks into it
+    sync: Optional[Dict[str, Any]]  # a strategy's state that is equal on all ranks
     epoch: int
     sample: int
     step: int
@@ -38,17 +37,17 @@ class Snapshot(TypedDict):
 class NodeState(TypedDict):
     """The contents of a machine's own file."""
 
-    sync: Dict[str, Any]  # what the strategy keeps for this machine
+    sync: Dict[str, Any]  # the state that the strategy keeps for this machine; it checks the state
     run: str
     step: int
     nodes: List[int]  # the machine of each rank
 
 
 def snapshot_in(name: str, state: Dict[str, Any]) -> Snapshot:
-    """Check the contents of the file `name` and return them as a Snapshot. Raises UserError, naming
-    a field that is missing or of another kind than Snapshot says."""
+    """Check the contents of the file `name` and return them as a Snapshot. Raises UserError, which
+    names the first field that is missing or has another type."""
     _check(name, state, SNAPSHOT)
-    # Two fields say how far the run has come: if they differ, the file is damaged.
+    # Both sides of this comparison count the images so far. If they differ, the file is damaged.
     if state["samples"] != state["epoch"] * state["train_images"] + state["sample"]:
         raise _invalid_field(name, "samples")
     return cast(Snapshot, state)
@@ -96,14 +95,6 @@ def _is_strings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def _is_average(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, dict)
-        and _is_count(value.get("updates"))
-        and _is_tensors(value.get("average"))
-    )
-
-
 def _is_precision(value: Any) -> bool:
     if not isinstance(value, dict) or "scale" not in value:
         return False
@@ -123,9 +114,16 @@ def _is_dict(value: Any) -> bool:
 
 SNAPSHOT: Dict[str, Callable[[Any], bool]] = {
     "model": _is_tensors,
-    "optimizer": _is_dict,  # optim.load_state looks into it
+    "optimizer": _is_dict,  # optim.load_state checks the contents
     "precision": _is_precision,
-    "ema": _is_average,
+    "ema": lambda value: (
+        value is None
+        or (
+            _is_dict(value)
+            and _is_count(value.get("updates"))
+            and _is_tensors(value.get("average"))
+        )
+    ),
     "sync": lambda value: value is None or _is_dict(value),
     "epoch": _is_count,
     "sample": _is_count,

@@ -1,4 +1,8 @@
-"""One optimizer step: forward and backward over micro-batches, gradients summed over ranks."""
+"""One optimizer step: forward and backward over micro-batches, with gradients summed over ranks.
+
+train.py calls `agree_micro_batches` and `rebuild_buckets` before the first step, and `train_step`
+for each step.
+"""
 
 import contextlib
 from typing import ContextManager, Iterator, List, Sequence, cast
@@ -18,20 +22,15 @@ from .precision import weights_of
 
 
 def shape_of(job: Job, sizes: Sequence[int]) -> StepShape:
-    """Split a step into this rank's passes; `sizes`: the samples of each rank."""
+    """Split this rank's samples of a step into micro-batches. `sizes`: the samples of each rank."""
     return step_shape(sizes, job.world.rank, job.micro_batches, job.options.sync_bn)
 
 
-def train_step(
-    job: Job,
-    batch: Batch,
-    step: int,
-    lr: float,
-) -> torch.Tensor:
+def train_step(job: Job, batch: Batch, step: int, lr: float) -> torch.Tensor:
     """Train on this rank's share of the step with the global number `step`, from 0.
 
-    Returns the sums of the rank's loss and of its hits (2). They stay on the device, without a
-    wait, and hold no autograd graph."""
+    Returns the sums of the loss and of the hits over this rank's samples: a tensor (2) on the
+    device, without an autograd graph. Does not wait for the device."""
     clock = job.clock
     clock.enter("h2d")
     images, targets = batch.on(job.world.device)
@@ -39,7 +38,7 @@ def train_step(
     seed_step(job, step)
     for group in job.optimizer.param_groups:
         group["lr"] = lr * group["lr_factor"]
-    # Gradients become None, not zero: a weight that takes no part gets no update at all.
+    # Gradients become None, not zero: the optimizer skips weights that get no gradient.
     job.net.zero_grad(set_to_none=True)
     shape = shape_of(job, batch.sizes)
     with frozen_batch_norm(job.norms, shape.running_statistics):
@@ -54,9 +53,9 @@ def train_step(
 
 
 def seed_step(job: Job, step: int) -> None:
-    """Seed dropout by step and rank, not by what was drawn before, so that a resumed run agrees."""
+    """Seed dropout by step and rank. A resumed run then draws the same numbers in each step."""
     seed = derive_seed("dropout", job.options.seed, step, job.world.rank)
-    # Does what torch.manual_seed does for these generators, without its search for devices.
+    # torch.manual_seed would seed the same generators, but search for devices in each step.
     torch.default_generator.manual_seed(seed)
     if job.world.device.type == "cuda":
         generators = torch.cuda.default_generators
@@ -68,45 +67,42 @@ def seed_step(job: Job, step: int) -> None:
 
 
 def _sum_gradients(
-    job: Job,
-    images: torch.Tensor,
-    targets: torch.Tensor,
-    count: int,
-    sizes: List[int],
-    step: int,
+    job: Job, images: torch.Tensor, targets: torch.Tensor, count: int, sizes: List[int], step: int
 ) -> torch.Tensor:
-    """Sum the gradients of loss / `count` over micro-batches of `sizes`. `count`: the samples of
-    all ranks. Returns the sums of loss and hits (2)."""
-    # The peers wait for the gradients of a rank without samples, too: they are zero.
+    """Sum the gradients of loss / `count` over micro-batches of `sizes` samples. `count`: the
+    samples of all ranks in this step. Returns the sums of loss and hits: a tensor (2)."""
+    # The peers also wait for a rank without samples, whose gradients are zero.
     if not sizes:
         job.clock.enter("forward")
         dummy_pass(job, job.net, 1, is_last=True)
         return torch.zeros(2, device=job.world.device)
     mix = plan_mix(job.options, images.shape[-1], step, job.world.rank)
-    # Neighbours stay bytes here: only one micro-batch at a time is converted to floats.
+    # Each image may be mixed with its neighbour in the batch. Neighbours stay bytes here, so that
+    # only one micro-batch at a time is converted to floats.
     neighbours = images if mix is None else images.roll(1, 0)
     tallies = []
     columns = (images, neighbours, targets, targets.roll(1, 0))
-    pieces = list(zip(*(column.split(sizes) for column in columns)))
-    for number, (piece, neighbour, *targets_of_both) in enumerate(pieces):
-        with local_only(job.net, number < len(pieces) - 1):
+    chunks = list(zip(*(column.split(sizes) for column in columns)))
+    for number, (chunk_images, chunk_neighbours, *both_targets) in enumerate(chunks):
+        is_last = number == len(chunks) - 1
+        with local_only(job.net, not is_last):
             job.clock.enter("forward")
-            inputs = job.normalise(piece)
+            inputs = job.normalise(chunk_images)
             if mix is not None:
-                inputs = mix_images(inputs, job.normalise(neighbour), mix)
+                inputs = mix_images(inputs, job.normalise(chunk_neighbours), mix)
             with job.precision.computing():
                 outputs = job.net(inputs)
             # The loss sums exponentials, which overflow in fp16.
             outputs = outputs.float() if outputs.dtype is not torch.float64 else outputs
-            loss = job.loss(outputs, targets_of_both, mix)
+            loss = job.loss(outputs, both_targets, mix)
             job.clock.enter("backward")
-            # DDP takes the mean over ranks, whose shares may differ: times the ranks, and divided
-            # by all samples, it is the mean over samples.
+            # DDP divides the sum of the ranks' gradients by the number of ranks. With this factor
+            # the result is the mean over samples, though ranks may have different shares.
             mean_loss = loss * job.world.size / count
-            job.precision.backward(mean_loss, is_last=number == len(pieces) - 1)
-        # A mixed image counts as a hit for the class that has the larger part of it.
-        heavier = targets_of_both[0] if mix is None or mix.weight >= 0.5 else targets_of_both[1]
-        hits = (outputs.detach().argmax(1) == heavier).sum()
+            job.precision.backward(mean_loss, is_last)
+        # A mixed image counts as a hit for the class of its larger part.
+        main_targets = both_targets[0] if mix is None or mix.weight >= 0.5 else both_targets[1]
+        hits = (outputs.detach().argmax(1) == main_targets).sum()
         tallies.append(torch.stack([loss.detach(), hits.to(loss.dtype)]))
     return torch.stack(tallies).sum(0)
 
@@ -114,10 +110,11 @@ def _sum_gradients(
 def dummy_pass(
     job: Job, net: nn.Module, count: int, is_last: bool = False, unseen: bool = False
 ) -> None:
-    """Run forward and backward of `count` blank images; all gradients are zero. `is_last`: this is
-    the last backward of a step that the loss scale counts. `unseen`: the weights get no gradients,
-    so that DDP's hooks, which are attached to the weights and run even without DDP's forward, do
-    not run."""
+    """Run forward and backward of `count` blank images; all gradients are zero.
+
+    `is_last`: this is the last backward of a step that the loss scale counts. `unseen`: the weights
+    get no gradients, so DDP's hooks do not run. (The hooks are attached to the weights, and would
+    run even if only the inner model is called.)"""
     shape = (count, 3, job.image_size, job.image_size)
     blank = torch.zeros(shape, dtype=torch.uint8, device=job.world.device)
     with job.precision.computing():
@@ -167,10 +164,10 @@ def local_only(net: nn.Module, on: bool) -> ContextManager[None]:
     return contextlib.nullcontext()
 
 
-def _throwaway_sizes(job: Job) -> List[int]:
-    """List the images of each throw-away pass; all ranks make equally many passes."""
-    # With --compile, the passes have the sizes of an epoch's micro-batches, so that all compilation
-    # is done before the first step.
+def _dummy_sizes(job: Job) -> List[int]:
+    """Return the number of images in each dummy pass. All ranks run the same number of passes."""
+    # With --compile, the passes have the sizes of an epoch's micro-batches, so that torch compiles
+    # for each size before the first step.
     if not job.options.compile:
         return [SMALLEST]
     images_per_step = len(job.train_set) // job.steps_per_epoch
@@ -182,27 +179,28 @@ def _throwaway_sizes(job: Job) -> List[int]:
 
 
 def rebuild_buckets(job: Job) -> None:
-    """Make two throw-away passes, which change nothing that training sees. Collective.
+    """Run two dummy passes, which change nothing that training sees. Collective.
 
-    DDP rebuilds its buckets in its second forward, and sums in another order from then on: without
-    the first pass, the first step after a resume would differ from the same step of a run that was
-    never stopped. The rebuilding is a collective: without the second pass, a rank that has no image
-    in the first step would leave the others waiting in it. Raises UserError for parameters without
-    a gradient, for which DDP would wait.
+    DDP rebuilds its buckets in its second forward, and then sums in another order. Without the
+    first pass, the first step after a resume would differ from the same step of a run that was
+    never stopped. The rebuilding is a collective. Without the second pass, a rank that has no image
+    in the first step would not rebuild, and the other ranks would wait. Raises UserError for
+    parameters without a gradient, for which DDP would wait.
 
-    Before that, each rank makes such a pass alone, and then all meet. A compilation takes long
-    once, and longer on one rank than on another: in this pass no peer waits for it with its
-    --timeout. Batch normalisation over ranks is switched off in this pass, since its statistics
-    would mean such a wait. With --static_graph, this pass uses the model inside DDP, unseen: DDP
-    counts how often each weight gets a gradient up to the end of its first backward. It would count
-    this pass too, wait for as many gradients in each step, and sum nothing.
+    Before these passes, each rank runs a local pass, and then all ranks meet. The first pass may
+    compile, which takes longer on one rank than on another. The other ranks wait for this in the
+    meeting, and not in a collective with --timeout. Batch normalisation over ranks is switched off
+    in the local pass, since its statistics are collectives. With --static_graph, the local pass
+    uses the model inside DDP, unseen: DDP counts how often each weight gets a gradient up to the
+    end of its first backward. DDP would also count the local pass, then expect as many gradients in
+    each step, and sum nothing.
     """
     with keep_buffers(job), one_pass():
         if job.world.exchange is not None:
             static = job.options.static_graph
             local_net = cast(nn.Module, job.net.module if static else job.net)
             with local_only(local_net, True), frozen_batch_norm(job.norms, job.options.sync_bn):
-                for size in _throwaway_sizes(job):
+                for size in _dummy_sizes(job):
                     dummy_pass(job, local_net, size, unseen=static)
             job.net.zero_grad(set_to_none=True)
             job.world.exchange.meet()
@@ -213,10 +211,11 @@ def rebuild_buckets(job: Job) -> None:
 
 
 def _make_two_passes(job: Job) -> None:
-    """Make two passes on all ranks. Raises UserError for a parameter that gets no gradient."""
-    for size in _throwaway_sizes(job):
+    """Run the two passes of `rebuild_buckets` that need all ranks; with --compile each of the first
+    pass's sizes. Raises UserError for a parameter that gets no gradient."""
+    for size in _dummy_sizes(job):
         dummy_pass(job, job.net, size)
-    # In the second pass, DDP would wait for such a parameter.
+    # In the second pass, DDP would wait for the gradient of such a parameter.
     weights = job.model.named_parameters()
     unused = [name for name, p in weights if p.requires_grad and p.grad is None]
     if unused and job.world.size > 1 and not job.options.find_unused_parameters:
@@ -225,17 +224,16 @@ def _make_two_passes(job: Job) -> None:
             "parameters), so the ranks would wait for its gradient forever: add "
             "--find_unused_parameters."
         )
-    dummy_pass(job, job.net, _throwaway_sizes(job)[-1])
+    dummy_pass(job, job.net, _dummy_sizes(job)[-1])
 
 
 def agree_micro_batches(job: Job) -> None:
-    """Find the fewest micro-batches that fit into the memory of all ranks, and set the job's
-    `micro_batches` to it. Collective.
+    """Set the job's `micro_batches` to the smallest number that fits into the memory of all ranks.
+    Collective.
 
-    This is done with --auto_batch, and on GPUs with --balance, too: a machine may have more images
-    than the batch that was asked for. A trial pass contains none of training's own collectives,
-    since a rank that runs out of memory would never reach them: batch normalisation over ranks is
-    switched off meanwhile.
+    Ranks do this only with --auto_batch, and on GPUs with --balance, because a fast machine may
+    then get more images than --per_node_batch_size. A trial pass contains no collectives, since a
+    rank that runs out of memory would not enter them: batch normalisation over ranks is off.
     """
     unequal = bool(job.options.balance) and job.world.device.type == "cuda"
     if not job.options.auto_batch and not unequal:
@@ -249,12 +247,12 @@ def agree_micro_batches(job: Job) -> None:
 
 
 def _fits(job: Job, size: int) -> bool:
-    """Try a forward and backward of `size` images, besides the memory that is needed later. Returns
-    whether it fits."""
+    """Return whether forward and backward of `size` images fit into the memory, besides the memory
+    that later steps allocate."""
     try:
         with keep_buffers(job), one_pass():
             reserve = reserve_bytes(job) if job.world.device.type == "cuda" else 0
-            # The ballast stands for what later steps allocate.
+            # The ballast takes the memory that later steps allocate.
             ballast = torch.empty(reserve, dtype=torch.uint8, device=job.world.device)
             dummy_pass(job, job.model, size)
             del ballast

@@ -2,36 +2,37 @@
 
 import collections
 import signal
-from types import FrameType
-from typing import Any, Deque, Optional
+from typing import Any, Deque
 
 import torch
 
 from .world import World
 
-# These are counters, since torch 1.12's stores have no `check`, and `get` waits for a missing key.
+# Keys of the store. Their values are counters, since torch 1.12's stores have no `check`, and `get`
+# waits for a missing key.
 REQUESTS, WHEN = "asked to stop", "stop at meeting"
 # A CUDA host may be this many meetings ahead of the last one that its device has finished.
 LEAD = 2
 
 
 class Stop:
-    """Call `should_stop()` on every rank after a meeting of all ranks, such as an all-reduce: each
-    has finished its work before the meeting when the first continues after it.
+    """Finds a step at which all ranks can stop. Every rank calls `should_stop` after each meeting
+    of all ranks, such as an all-reduce: no rank leaves a meeting before all have arrived.
 
-    The rank that got the signal writes the number of a later meeting to the store, at which all
-    stop, and continues until then. NCCL's collectives return at once, so a host could run ahead of
-    its device, and thus of the other ranks: this limits its lead to LEAD meetings. Therefore no
-    rank can reach the agreed meeting before its number is written, and all read it there.
+    The rank that got the signal writes the number of a later meeting to the store, and all ranks
+    stop at that meeting. NCCL's collectives return at once, so a host could run ahead of its device
+    and of the other ranks. `should_stop` limits this lead to LEAD meetings. Therefore no rank can
+    reach the agreed meeting before its number is written, and all ranks read the number in time.
     """
 
     def __init__(self, world: World) -> None:
         self.world, self.requested, self.meeting = world, False, 0
         self.lead = LEAD if world.device.type == "cuda" else 0
         self._marks: Deque[Any] = collections.deque()
-        signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.signal(signal.SIGTERM, self.request)
 
-    def _on_sigterm(self, number: int, frame: Optional[FrameType]) -> None:
+    def request(self, *_: object) -> None:
+        """Ask for a stop at a step that the ranks will agree on; also the handler of SIGTERM."""
         self.requested = True
 
     def should_stop(self) -> bool:
@@ -45,10 +46,10 @@ class Stop:
             self._marks.append(self._mark())
             if len(self._marks) > self.lead:
                 self._marks.popleft().synchronize()
-        agreed = store.add(WHEN, 0)  # reads the counter
-        if agreed:
-            return agreed <= self.meeting
-        # Only the first of several requests names the meeting.
+        agreed_meeting = store.add(WHEN, 0)  # reads the counter
+        if agreed_meeting:
+            return agreed_meeting <= self.meeting
+        # Only the first of several requests sets the meeting.
         if self.requested and store.add(REQUESTS, 1) == 1:
             store.add(WHEN, self.meeting + 1 + self.lead)
         return False

@@ -1,8 +1,8 @@
-"""Batch normalisation with the statistics of the whole batch of all ranks.
+"""Batch normalisation with the statistics of the whole batch of all ranks (--sync_bn).
 
-On CUDA, torch has it; on the CPU, this module computes it over Gloo. Sums are in float64, so that
-mean and variance are as exact as those of one big batch. Formulas: Ioffe and Szegedy, Batch
-Normalization, 2015, algorithm 1 and section 3.
+On CUDA, torch's SyncBatchNorm does this. On the CPU, `GlooBatchNorm` does. Its sums are in fp64, so
+that mean and variance are as exact as those of one large batch. Formulas: Ioffe and Szegedy, "Batch
+Normalization", 2015, algorithm 1 and section 3.
 """
 
 from datetime import timedelta
@@ -17,9 +17,9 @@ from tandem.clock import Clock
 
 
 def convert(model: nn.Module, device: torch.device, clock: Clock, timeout: int) -> nn.Module:
-    """Make each batch normalisation of the model one over all ranks; parameters and buffers
-    stay."""
-    # In DDP's group, statistics would wait behind buckets of 25 MiB that are under way.
+    """Make each batch normalisation of the model sum over all ranks. Its parameters and buffers
+    stay. `timeout`: seconds. Collective."""
+    # In DDP's group, statistics would wait behind buckets of 25 MiB that are being sent.
     group = dist.new_group(timeout=timedelta(seconds=timeout))
     if device.type == "cuda":
         return nn.SyncBatchNorm.convert_sync_batchnorm(model, group)
@@ -64,6 +64,7 @@ class GlooBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        """Update the running statistics, as torch does."""
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         assert self.running_mean is not None and self.running_var is not None
@@ -81,6 +82,8 @@ def _wide(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 class _Normalize(torch.autograd.Function):
+    """Normalises with the statistics of all ranks, and returns (output, mean, variance, count)."""
+
     @staticmethod
     def forward(
         ctx: Any, x: Any, weight: Any, bias: Any, eps: float, group: Any
@@ -112,9 +115,9 @@ class _Normalize(torch.autograd.Function):
         )
         total = local_sums.clone()
         ctx.group.sum(total)
-        # The statistics depend on every input of all ranks: so does the gradient of each input.
-        product, plain = (_wide(sums / count, normal) for sums in total)
+        # The statistics depend on every input of all ranks, and so does each input's gradient.
+        mean_product, mean_grad = (_wide(sums / count, normal) for sums in total)
         scale = inverse if weight is None else inverse * weight
-        grad_x = (grad - plain - normal * product) * _wide(scale, normal)
+        grad_x = (grad - mean_grad - normal * mean_product) * _wide(scale, normal)
         grad_weight, grad_bias = (None, None) if weight is None else local_sums.to(weight.dtype)
         return grad_x.to(ctx.kind), grad_weight, grad_bias, None, None

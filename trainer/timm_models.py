@@ -1,5 +1,5 @@
-"""Builds models of timm by name (`--model timm:resnet50d`), and reads for which inputs they are
-made. The stacks do not contain timm: `make train` sends it to machines that lack it."""
+"""Build models of timm by name (`--model timm:resnet50d`), and read for which inputs they are made.
+The software stacks do not contain timm: `make train` sends timm to machines that lack it."""
 
 import difflib
 import importlib
@@ -12,40 +12,33 @@ from contract.options import TIMM
 
 
 class Inputs(NamedTuple):
-    """The side in pixels, the fraction of the short side that evaluation crops, and the means and
-    deviations of the colours. `fixed`: the model must be built for another side."""
+    """The images for which a model is made."""
 
-    size: int
-    crop: float
-    mean: Tuple[float, ...]
+    size: int  # pixels a side
+    crop: float  # the part of the short side that evaluation crops, 0 to 1
+    mean: Tuple[float, ...]  # of the colours, 0 to 1
     std: Tuple[float, ...]
-    fixed: bool
 
 
 def read_inputs(name: str) -> Inputs:
-    """Read the inputs that a model of timm is made for. Raises UserError for an unknown model."""
+    """Read the inputs for which a model of timm is made. Raises UserError for an unknown model."""
     _, config = _load_config(name)
-    return Inputs(
-        config.input_size[-1],
-        config.crop_pct,
-        tuple(config.mean),
-        tuple(config.std),
-        config.fixed_input_size,
-    )
+    size = config.input_size[-1]  # of (channels, height, width)
+    return Inputs(size, config.crop_pct, tuple(config.mean), tuple(config.std))
 
 
 def build(name: str, num_classes: int, image_size: int, arguments: Dict[str, Any]) -> nn.Module:
     """Build an untrained model. Raises UserError, and what timm raises for `arguments`."""
     timm, config = _load_config(name)
-    # Other models do not take this argument.
+    # Only models for one size of images have this argument.
     size = {"img_size": image_size} if config.fixed_input_size else {}
-    words = {"num_classes": num_classes, **size, **arguments}
-    return timm.create_model(name[len(TIMM) :], pretrained=False, **words)
+    keywords = {"num_classes": num_classes, **size, **arguments}
+    return timm.create_model(name[len(TIMM) :], pretrained=False, **keywords)
 
 
 def _load_config(name: str) -> Tuple[Any, Any]:
-    """Import timm; return it, and its `PretrainedCfg` of the model. Raises UserError."""
-    # timm is in no stack, so that an import at the top of this file would fail.
+    """Return the module timm, and its `PretrainedCfg` of the model. Raises UserError."""
+    # Not every machine has timm, so an import at the top of this file could fail.
     try:
         timm: Any = importlib.import_module("timm")
     except ImportError as error:

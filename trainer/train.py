@@ -1,4 +1,8 @@
-"""A training run from beginning to end: build, loop, evaluate, save."""
+"""A training run from beginning to end: build, loop, evaluate, save.
+
+process.py makes a `Run`, or a `Trial` of some steps, and passes it to `train`. step.py computes one
+step. This file decides when to evaluate, save and stop, and reads losses from the device.
+"""
 
 import contextlib
 import logging
@@ -46,7 +50,7 @@ def train(run: "Run") -> int:
         with contextlib.suppress(RuntimeError):  # a broken device cannot be read any more
             run.end("failed")
         for writer in filter(None, (run.writer, run.rank_writer)):
-            # The first error is the one to report.
+            # Writing may fail, too, but the user needs the first error.
             with contextlib.suppress(UserError):
                 writer.finish()  # the process may exit without waiting for its threads
         raise
@@ -60,7 +64,8 @@ class Run:
     def __init__(self, options: Options, world: World) -> None:
         materials = build_materials(options, world)
         self.clock = Clock(world.device)
-        # Before anything is cast or wrapped: apex would remember this forward's cast weights.
+        # `describe` runs a forward, before apex replaces the model's forward: apex would remember
+        # this forward's cast weights.
         self.cost = describe(materials.model, materials.image_size)
         self.job = build_job(options, world, materials, self.clock)
         self.options, self.world = options, world
@@ -78,15 +83,17 @@ class Run:
         self.rank_writer: Optional[Writer] = (
             Writer(rank_folder, options.keep) if options.output else None
         )
-        self.tallies: List[Tuple[int, torch.Tensor]] = []  # step, and sums of loss and hits (2)
-        self.tally_samples = 0
+        # Of each step since the last log point: its number, and a tensor (2) on the device with
+        # this rank's sums of the loss and of the hits.
+        self.tallies: List[Tuple[int, torch.Tensor]] = []
+        self.tally_samples = 0  # in these steps
         self.losses = finite.Losses(options.nonfinite_steps)
         self.outputs_are_finite = True  # in the last evaluation
-        self.checkpoint_due = False  # as --checkpoint_every says
-        self.was_exact = False  # the last step was an exact one of the warm-up
+        self.checkpoint_due = False  # as --checkpoint_every demands
+        self.was_exact = False  # whether the last step summed exactly, in the strategy's warm-up
         self.epoch_sums = [0.0, 0.0, 0]  # loss, hits and samples of this rank, epoch and attempt
         # In this order: the passes of rebuild_buckets have the size that the ranks agree on, and
-        # the clock and the position begin when no throw-away pass follows.
+        # the clock and the position begin when no dummy pass follows.
         agree_micro_batches(self.job)
         parallel.check_micro_batches(options, world, self.job.micro_batches)
         rebuild_buckets(self.job)
@@ -96,33 +103,32 @@ class Run:
         self._find_position()
 
     def _find_position(self) -> None:
-        """Start a new run, from weights if they are given, or resume a checkpoint; say which."""
+        """Resume a checkpoint, or start a new run, from weights if they are given. Print which."""
         self.clock.enter("checkpoint")
-        state = resume.find(self.job)
-        self.position = checkpoint.start_new_run(self.job)
-        if state is None and self.options.weights is not None:
-            weights.start_from_weights(self.job)
-        if state is not None:
+        state, sync = resume.find(self.job), self.job.sync
+        notes: List[str] = []
+        if state is None:
+            self.position = checkpoint.Position.of_new_run(self.world)
+            if self.options.weights is not None:
+                weights.start_from_weights(self.job)
+        else:
             self.position = checkpoint.restore(self.job, state)
-            missing = not resume.restore_node_state(self.job, self.position)
-            changed = resume.epochs_changed(self.job, state)
-            # The strategy counts steps of this run's size, which may not be the checkpoint's.
+            has_node_state = resume.restore_node_state(self.job, self.position)
+            notes.append(resume.epochs_changed(self.job, state))
+            if not has_node_state:
+                notes.append(resume.NODE_STATE_LOST.format(self.options.sync))
+            # The strategy counts steps of this run's size, and the checkpoint's may have another.
             if self.job.attached is not None:
                 images = len(self.job.train_set)
                 samples = self.position.samples(images)
                 self.job.attached.steps = samples * self.job.steps_per_epoch // images
+            # A run on one machine saves no common state, which this run's strategy may need.
+            if state["sync"] is None and sync is not None and sync.common_state(self.job.model):
+                notes.append(resume.COMMON_STATE_LOST.format(self.options.sync))
         self.clock.enter("other")
         self._report_start(state is not None)
-        if state is not None and changed:
-            self.screen.say(changed)
-        if state is not None and missing:
-            self.screen.say(resume.NODE_STATE_LOST.format(self.job.options.sync))
-        # A run on one machine saves no common state, which this run's strategy may need.
-        sync = self.job.sync
-        if state is None or state["sync"] is not None or sync is None:
-            return
-        if sync.common_state(self.job.model) is not None:
-            self.screen.say(resume.COMMON_STATE_LOST.format(self.job.options.sync))
+        for note in filter(None, notes):
+            self.screen.say(note)
 
     def train_epochs(self) -> bool:
         """Train from the position to the end. Returns False if stopped earlier. Raises Diverged."""
@@ -135,7 +141,8 @@ class Run:
             best = (is_last or completed % self.options.evaluate_every == 0) and self.evaluate()
             if is_last or best or self.checkpoint_due or self.options.checkpoint_every == 0:
                 self.save(best)
-        if not self.outputs_are_finite:  # the model that the run ends with
+        # An evaluation in the middle of a run only warns: the outputs may become finite again.
+        if not self.outputs_are_finite:
             causes = "; ".join(finite.list_causes(self.options))
             raise Diverged(f"{finite.EVALUATION.format(self.position.epoch)}. Likely: {causes}.")
         return True
@@ -159,11 +166,12 @@ class Run:
             self.clock.enter("data")
         self.clock.enter("other")
         self._collect_tallies()
-        self.lines.flush()  # what follows, an evaluation, may take long
+        self.lines.flush()  # an evaluation may follow, and take long
         position.epoch, position.sample = position.epoch + 1, 0
         return True
 
     def _step(self, batch: Batch) -> None:
+        """Train on this rank's share of a step, advance the position, and log the step."""
         position, job = self.position, self.job
         total = len(job.train_set)
         progress = position.samples(total) / total * job.steps_per_epoch
@@ -201,37 +209,37 @@ class Run:
                 self._show_tallies()
 
     def _note_warm_up(self) -> bool:
-        """Return whether the last step summed exactly because its strategy had not begun yet. Say
-        so when the strategy begins."""
+        """Return whether the last step summed exactly because its strategy had not begun yet. Print
+        a note when the strategy begins."""
         attached = self.job.attached
         if attached is None or not attached.sync.strategy.rule.warms:
             return False
-        exact = attached.exact
-        if self.was_exact and not exact:
+        if self.was_exact and not attached.exact:
             spec = attached.effective_spec
             self.screen.say(f"step {self.position.step}: exact sums have ended, {spec} begins")
-        self.was_exact = exact
-        return exact
+        self.was_exact = attached.exact
+        return attached.exact
 
     def _collect_tallies(self) -> Dict[str, Any]:
-        """Read the sums of loss and hits from the device, and reset them; return their means, or {}
-        if there were no steps. This is the only wait for the device between steps."""
+        """Read the sums of loss and hits from the device, and reset them. Return the means over
+        samples, or {} if there were no steps. Waits for the device."""
         count = self.tally_samples
         if count == 0:
             return {}
         rows = self._show_tallies()
         for (step, _), (step_loss, _) in zip(self.tallies, rows):
             self.losses.add(self.position.epoch + 1, step, step_loss)
-        # A request like any other: the ranks agree on where to stop, and there on why.
-        self.stop.requested |= self.losses.is_over_limit
+        # All ranks stop at a common step, as after SIGTERM. `check_finite` then finds the reason.
+        if self.losses.is_over_limit:
+            self.stop.request()
         loss, hits = (sum(column) for column in zip(*rows))
         self.tallies, self.tally_samples = [], 0
         self.epoch_sums = [a + b for a, b in zip(self.epoch_sums, (loss, hits, count))]
         return {"loss": loss / count, "top1": hits / count}
 
     def _show_tallies(self) -> List[Tuple[float, float]]:
-        """Show the means of loss and hits on the screen; return both sums of each step. Waits for
-        the device."""
+        """Show the means of loss and hits on the screen. Return (loss, hits), this rank's sums of
+        each step. Waits for the device."""
         if self.tally_samples == 0:
             return []
         sums = torch.stack([tally for _, tally in self.tallies])
@@ -244,18 +252,19 @@ class Run:
         return rows
 
     def check_finite(self) -> None:
-        """Raise Diverged on all ranks if one of them has lost its numbers. Collective; call it
-        after `share_buffers`."""
+        """Raise Diverged on all ranks if the model or the losses of a rank are not finite. Call
+        this after `share_buffers`. Collective."""
         job, position = self.job, self.position
         state = job.precision.full_state(job.model)
         averages = {} if job.ema is None else job.ema.average
         state.update({f"the average of {name}": mean for name, mean in averages.items()})
         broken = finite.not_finite(state, {name for name, _ in job.model.named_parameters()})
-        trouble_here: Optional[finite.Trouble] = None
+        local_trouble: Optional[finite.Trouble] = None
         if self.losses.is_over_limit or broken:
-            self._collect_tallies()  # for the step at which it began
+            # The losses since the last log point may show the step at which the trouble began.
+            self._collect_tallies()
             in_loss = self.losses.count > 0
-            trouble_here = finite.Trouble(
+            local_trouble = finite.Trouble(
                 host=self.world.host,
                 rank=self.world.rank,
                 epoch=self.losses.epoch if in_loss else position.epoch + (position.sample > 0),
@@ -263,13 +272,12 @@ class Run:
                 loss=self.losses.name,
                 tensor=broken[0] if broken else None,
             )
-        troubles = [trouble for trouble in self.world.gather(trouble_here) if trouble]
+        troubles = [trouble for trouble in self.world.gather(local_trouble) if trouble]
         if troubles:
             raise Diverged(finite.describe(troubles, self.options, self.world))
 
     def evaluate(self) -> bool:
-        """Evaluate the model. Returns True if this is the best result so far. Raises UserError,
-        Diverged. Collective."""
+        """Evaluate; return whether the result is the best so far. Raises UserError. Collective."""
         self.clock.enter("evaluate")
         share_buffers(self.job)
         self.check_finite()
@@ -280,36 +288,37 @@ class Run:
                 lambda done: self.screen.doing(f"evaluating: {done} of rank 0's {total} images"),
             )
         except Unevaluated as unevaluated:
-            self.save(best=False)  # what was trained until now is not lost with images of val
+            # Only images of val are lost: the model that was trained so far is worth saving.
+            self.save(best=False)
             if unevaluated.error is not None:
                 raise unevaluated.error from unevaluated
             return False
         position = self.position
+        # The sums of all ranks over this epoch's training steps.
         loss, hits, count = (sum(column) for column in zip(*self.world.gather(self.epoch_sums)))
-        trained = {"train_loss": loss / max(count, 1), "train_top1": hits / max(count, 1)}
+        train_loss, train_top1 = loss / max(count, 1), hits / max(count, 1)
         self.clock.enter("other")
-        trained_loss, trained_top1 = trained.values()
         images = len(self.job.eval_set)
-        self.screen.evaluation(position.epoch - 1, trained_loss, trained_top1, result, images)
-        line = {**result._asdict(), **trained}
+        self.screen.evaluation(position.epoch - 1, train_loss, train_top1, result, images)
+        line = {**result._asdict(), "train_loss": train_loss, "train_top1": train_top1}
         self.lines.add("evaluate", epoch=position.epoch - 1, **line)
         self.lines.flush()
         self.outputs_are_finite = math.isfinite(result.loss)
         if not self.outputs_are_finite:
             self.screen.say(finite.EVALUATION.format(position.epoch))
             return False
-        # Even a first result of 0 is the best so far.
-        better = result.top1 > position.best_top1 or position.best_top1 == 0
+        # The first result is the best so far, even if it is 0.
+        is_best = result.top1 > position.best_top1 or position.best_top1 == 0
         position.best_top1 = max(position.best_top1, result.top1)
-        return better
+        return is_best
 
     def save(self, best: bool) -> None:
-        """Copy the state, and let the writer thread of each node's first process write it. Raises
-        Diverged, and RankError if the previous one could not be written. Collective."""
+        """Copy the state, and let the writer thread of each node's first process write the copy.
+        Raises Diverged; RankError if the previous checkpoint could not be written. Collective."""
         self.checkpoint_due = False
         self.clock.enter("checkpoint")
         self.screen.doing("saving a checkpoint")
-        # All ranks check before one of them writes: a diverged model must not replace a good one.
+        # All ranks check before a rank writes: a diverged model must not replace a good model.
         share_buffers(self.job)
         self.check_finite()
         file = None
@@ -328,6 +337,7 @@ class Run:
         self.lines.flush()
 
     def _report_start(self, resumed: bool) -> None:
+        """Write the `start` line, and print what is trained and from where."""
         position = self.position
         start = start_line(self.job, self.cost, position.samples(len(self.job.train_set)))
         self.lines.add("start", timed=False, **start)
@@ -352,19 +362,18 @@ class Run:
         )
 
 
-# The first step also warms up the device, so readers of the times leave it out.
-MIN_STEPS = 4
+MIN_STEPS = 4  # of a trial; readers of the times ignore the first, which also warms up the device
 
 
 class Trial(Run):
-    """`--trial SECONDS`: only steps, to see how long they take (`make plan`), until the time is up
-    but at least MIN_STEPS of them; nothing is evaluated or saved."""
+    """`--trial SECONDS`: run steps until the time is up, at least MIN_STEPS, so that `make plan`
+    knows how long a step takes. A trial evaluates and saves nothing."""
 
     def __init__(self, options: Options, world: World) -> None:
         super().__init__(options, world)
         if isinstance(self.job.train_set, Generated):
             self.batches = GeneratedBatches(self.job.train_set, options, world)
-        # What it learns is thrown away; the steps take as long whatever the loss is.
+        # A step takes the same time if the loss is not finite, and nobody uses the model.
         self.losses = finite.Losses(limit=math.inf)
         self._end_time, self._time_is_up = time.monotonic() + options.trial, False
 
@@ -378,5 +387,6 @@ class Trial(Run):
         super()._step(batch)
         is_over = self.position.step >= MIN_STEPS and time.monotonic() >= self._end_time
         if is_over and not self.stop.requested:
-            # As if somebody had requested a stop, so that all ranks agree on the step.
-            self._time_is_up = self.stop.requested = True
+            # The ranks agree on the last step as after SIGTERM: their clocks may differ.
+            self._time_is_up = True
+            self.stop.request()

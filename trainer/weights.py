@@ -1,8 +1,8 @@
-"""Starting a run from somebody's weights of the same net, perhaps for other classes.
+"""Start a run from somebody's weights of the same net, perhaps for other classes (--weights).
 
-People's files hold them in many ways: below a key, with the prefixes of DDP, torch.compile or the
-net that a backbone was part of, as torch's or safetensors'. Tensors that fit by name and shape are
-loaded; the log lists the others.
+Files hold weights below different keys, in torch's format or in safetensors'. Names may have the
+prefixes of DDP, of torch.compile, or of the net to which a backbone belonged. `fit_tensors` finds
+the prefix. Tensors that fit by name and shape are loaded, and the log lists the missing tensors.
 """
 
 import itertools
@@ -29,15 +29,15 @@ from .snapshots import SNAPSHOT, tensors_in
 
 log = logging.getLogger(__name__)
 
-# Below which key a file may have its state dict: ours, torchvision's and timm's, Lightning's. Each
-# is part of the prefix of the tensors below it.
+# The keys of state dicts in files of Tandem, torchvision, timm and Lightning.
 KEYS = ("model", "state_dict", "model_state_dict", "model_ema", "state_dict_ema")
-DEEPEST = 3  # of such keys below each other
-LONGEST_NAME = 1000  # with the keys above it: each tensor below a long key would repeat it
-LONGEST_PREFIX = 20  # parts of a name, each of which is tried
-AVERAGE = re.compile(r"(^|[._])(ema|averaged?|avg|swa)([._]|$)")  # in the prefix of one
+MAX_DEPTH = 3  # of dicts in dicts
+LONGEST_NAME = 1000  # characters, with the keys above: all tensors below a long key repeat the key
+LONGEST_PREFIX = 20  # parts of a name that are tried as its prefix
+# In the prefix of an average of weights: `ema.`, `model_ema.`, `averaged_model.`
+AVERAGE = re.compile(r"(^|[._])(ema|averaged?|avg|swa)([._]|$)")
 SHOWN = 4  # names of tensors in a sentence
-POSITIONS = ("pos_embed", "pos_embedding")
+POSITIONS = ("pos_embed", "pos_embedding")  # the last part of the name of a transformer's positions
 
 
 class TrainedModel(NamedTuple):
@@ -48,13 +48,15 @@ class TrainedModel(NamedTuple):
 
 
 def read_weights(file: str, average: bool = False) -> TrainedModel:
-    """Read --weights, an exported state dict or a checkpoint: all tensors by their names with the
-    keys above them, or with `average` the model that a run evaluates, which is our checkpoint's
-    average if it has one. Raises UserError."""
+    """Read --weights, an exported state dict or a checkpoint. Return all tensors by their names
+    with the keys above them, such as `model.fc.weight`. With `average`, return only the model that
+    a run evaluates: our checkpoint's average if there is one. Raises UserError."""
     name = f"--weights {file}"
     try:
         with pathlib.Path(file).open("rb") as content:
-            if safetensors.is_safetensors(content):
+            # safetensors begins with the length of its header in 8 bytes, and the header with {.
+            content.seek(8)
+            if content.read(1) == b"{":
                 return TrainedModel(safetensors.read(name, content), None)
             state = load(name, content)
     except OSError as error:
@@ -77,12 +79,12 @@ def _iterate_tensors(
 ) -> Iterable[Tuple[str, Any]]:
     """Yield the tensors of a file by their names, with the keys above them."""
     for key, value in state.items():
-        # Whoever made the file chose its keys: the limits bound the time and memory they take.
+        # A stranger may have chosen the file's keys: the limits bound their time and memory.
         if not isinstance(key, str) or len(prefix) + len(key) > LONGEST_NAME:
             continue
         if is_plain(value):
             yield prefix + key, value
-        elif isinstance(value, dict) and depth < DEEPEST:
+        elif isinstance(value, dict) and depth < MAX_DEPTH:
             yield from _iterate_tensors(value, f"{prefix}{key}.", depth + 1)
 
 
@@ -108,19 +110,23 @@ def start_from_weights(job: Job) -> None:
         log.info(f"{name}: its model was trained on other classes ({changes})")
 
 
-class Fit(NamedTuple):
-    """A file's tensors by a model's names. `missing` maps each tensor of the model that the file
-    lacks to the reason. `unplaced_count`: tensors of the file that the model lacks.
-    `backbone_share`: the loaded part of the backbone's parameters, 0 to 1. `prefixes`: of all
-    networks that fit equally well, the chosen one's first; `is_settled`: the others are averages of
-    it."""
+class Renaming(NamedTuple):
+    """Turns a file's names into a model's: cuts one prefix off, and adds another prefix. With
+    ("model.", "backbone.") the file's `model.conv1.weight` becomes `backbone.conv1.weight`."""
 
-    tensors: Dict[str, torch.Tensor]
-    missing: Dict[str, str]
-    unplaced_count: int
-    backbone_share: float
-    prefixes: List[str]
-    is_settled: bool
+    cut: str
+    added: str
+
+
+class Fit(NamedTuple):
+    """The tensors of a file that fit a model."""
+
+    tensors: Dict[str, torch.Tensor]  # by the model's names
+    missing: Dict[str, str]  # each tensor of the model that the file lacks -> the reason
+    unplaced_count: int  # tensors of the file that the model lacks
+    backbone_share: float  # the loaded part of the backbone's parameters, 0 to 1
+    prefixes: List[str]  # of all networks in the file that fit equally well, the chosen first
+    is_settled: bool  # the other networks are averages of the chosen network
 
     def refuse_another_net(self, name: str, model: str) -> List[str]:
         """Return lines that say what was loaded. Raises UserError if the file has less than half of
@@ -164,20 +170,22 @@ def fit_tensors(
     `typed_prefix`: the user's choice among the file's networks. Raises UserError for a prefix that
     fits nothing."""
     state, head_names = model.state_dict(), set(head(model, classes))
-    # torch.compile puts this part into the names of what it has wrapped.
+    # torch.compile puts this part into the names of the modules that it has wrapped.
     plain = {name.replace("_orig_mod.", ""): tensor for name, tensor in tensors.items()}
     backbone = {name: tensor for name, tensor in state.items() if name not in head_names}
     fits = _count_fits(plain, backbone)
     if typed_prefix is not None:
         fits = _keep_prefix(fits, typed_prefix)
-    # Of networks that fit equally well, take the one of which the others are averages.
     best = max(fits.values())
-    equal = sorted(way for way, count in fits.items() if count == best)
+    best_renamings = sorted(renaming for renaming, count in fits.items() if count == best)
+    # The file has another net, which `refuse_another_net` will reject whatever the prefix is.
     if 2 * best < len(backbone):
-        del equal[1:]  # it is another net, and refused as that
-    trained = [way for way in equal if not AVERAGE.search(way[0])] or equal
-    ways = trained + [way for way in equal if way not in trained]
-    cut, added = ways[0]
+        del best_renamings[1:]
+    # Of networks that fit equally well, choose the network that is no average.
+    trained = [renaming for renaming in best_renamings if not AVERAGE.search(renaming.cut)]
+    trained = trained or best_renamings
+    renamings = trained + [renaming for renaming in best_renamings if renaming not in trained]
+    cut, added = renamings[0]
     # Tensors outside the chosen network keep their names, and count as unplaced below.
     aligned = {name: tensor for name, tensor in plain.items() if not name.startswith(cut)}
     for name, tensor in plain.items():
@@ -191,7 +199,7 @@ def fit_tensors(
         if value is not None and value.shape != expected.shape and name.split(".")[-1] in POSITIONS:
             value = _resize_positions(value, expected)
         if value is None and name.endswith("num_batches_tracked"):
-            value = expected  # older files have none, and it counts only without a momentum
+            value = expected  # not in old files, and used only without a momentum
         if value is None:
             missing[name] = "not there"
         elif value.shape != expected.shape:
@@ -203,38 +211,39 @@ def fit_tensors(
     # A net that is all head has no backbone to lack.
     backbone_share = sum(counts.get(name, 0) for name in loaded) / total if total else 1.0
     unplaced_count = sum(name not in state for name in aligned)
-    prefixes = [cut for cut, _ in ways]
+    prefixes = [renaming.cut for renaming in renamings]
     return Fit(loaded, missing, unplaced_count, backbone_share, prefixes, len(trained) == 1)
-
-
-Way = Tuple[str, str]  # to the model's names: a prefix that is cut off, and one that is added
 
 
 def _count_fits(
     tensors: Dict[str, torch.Tensor], backbone: Dict[str, torch.Tensor]
-) -> "Counter[Way]":
-    """Count how many tensors of the backbone each way finds, by name and shape."""
-    fits: Counter[Way] = Counter({("", ""): 0})
+) -> "Counter[Renaming]":
+    """Count how many tensors of the backbone each renaming finds, by name and shape."""
+    fits: Counter[Renaming] = Counter({Renaming("", ""): 0})
+    # Count each module's tensors: `layer1.0.conv1.weight` is one of `layer1.`, `layer1.0.` and so
+    # on.
     modules = Counter(name[: dot.end()] for name in backbone for dot in re.finditer("[.]", name))
-    # Most of the model may be in a module that the file's network is.
-    large = [module for module, count in modules.items() if 2 * count > len(backbone)]
-    added_prefixes = ["", *large]
+    # The file may hold only one module of the model, if this module has most of the tensors: a
+    # backbone, for example. Its names in the file lack the module's prefix.
+    large_modules = [module for module, count in modules.items() if 2 * count > len(backbone)]
+    added_prefixes = ["", *large_modules]
     for name, tensor in tensors.items():
         dots = itertools.islice(re.finditer("[.]", name), LONGEST_PREFIX)
         for end in (0, *(dot.end() for dot in dots)):
             cut, suffix = name[:end], name[end:]
             for added in added_prefixes:
-                ours = backbone.get(added + suffix)
-                # What is cut off and added again changes nothing.
-                if ours is None or (added and cut.endswith(added)):
+                expected = backbone.get(added + suffix)
+                # A prefix that is cut off and added again changes nothing.
+                if expected is None or (added and cut.endswith(added)):
                     continue
-                fits[cut, added] += ours.shape == tensor.shape or suffix.split(".")[-1] in POSITIONS
+                is_fitting = expected.shape == tensor.shape or suffix.split(".")[-1] in POSITIONS
+                fits[Renaming(cut, added)] += is_fitting
     return fits
 
 
-def _keep_prefix(fits: "Counter[Way]", typed: str) -> "Counter[Way]":
-    """Keep the ways that cut off the prefix `typed`. Raises UserError if there are none."""
-    # The user may leave out the keys of the file above the net, such as `state_dict`.
+def _keep_prefix(fits: "Counter[Renaming]", typed: str) -> "Counter[Renaming]":
+    """Keep the renamings that cut off the prefix `typed`. Raises UserError if there are none."""
+    # The user may omit the file's keys above the net: `encoder` also means `state_dict.encoder.`
     ending = f"{typed.rstrip('.')}." if typed else ""
     cuts = {cut for cut, _ in fits if f".{cut}".endswith(f".{ending}")} if ending else {""}
     if not cuts:
@@ -243,19 +252,20 @@ def _keep_prefix(fits: "Counter[Way]", typed: str) -> "Counter[Way]":
             f"--weights_prefix {typed}: no tensor with this prefix fits the model. These "
             f"tensors of the file fit: {examples or 'none'}."
         )
-    return Counter({way: n for way, n in fits.items() if way[0] == min(cuts, key=len)})
+    shortest = min(cuts, key=len)
+    return Counter({renaming: n for renaming, n in fits.items() if renaming.cut == shortest})
 
 
 def _resize_positions(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Scale a transformer's positions (1, tokens, width) to the image size of `target`. Return them
-    unchanged if their tokens are no square with as many extra tokens before it as in `target`."""
+    """Scale a transformer's positions (1, tokens, width) to the image size of `target`. Return
+    `value` unchanged unless both consist of the same number of extra tokens and a square."""
     if value.ndim != 3 or target.ndim != 3 or value.shape[2] != target.shape[2]:
         return value
     source_side, target_side = math.isqrt(value.shape[1]), math.isqrt(target.shape[1])
     extra_tokens = value.shape[1] - source_side**2
     if extra_tokens != target.shape[1] - target_side**2 or len(value) != 1:
         return value
-    # The extra tokens (class, registers) have no place in the image, and stay as they are.
+    # The extra tokens (class, registers) come first and have no place in the image.
     grid = value[:, extra_tokens:].float().reshape(1, source_side, source_side, -1)
     grid = grid.permute(0, 3, 1, 2)
     grid = functional.interpolate(grid, (target_side, target_side), mode="bicubic", antialias=True)

@@ -1,4 +1,7 @@
-"""Meeting the other processes: ranks, nodes, device and process group, under any launcher."""
+"""Meet the other processes: find ranks, nodes, device and process group, under any launcher.
+
+process.py calls `start` once, and the trainer's other files use the `World` that it returns.
+"""
 
 import contextlib
 import dataclasses
@@ -24,18 +27,19 @@ from tandem.compat import bound_to, nccl_settings
 from tandem.coordinates import ProcessCoordinates, host_name, number_machines, read_coordinates
 from tandem.exchange import Exchange
 
+CPUINFO = pathlib.Path("/proc/cpuinfo")
+
 
 @dataclasses.dataclass(frozen=True)
 class World(ProcessCoordinates):
-    """A process's coordinates, and what all ranks know once they have met. `nodes`: the machine of
-    each rank, numbered from 0. `batches`: samples per rank and step."""
+    """A process's coordinates, and the facts that all ranks exchange when they meet."""
 
-    node_rank: int = 0
-    nodes: Tuple[int, ...] = (0,)
+    node_rank: int = 0  # the number of this machine
+    nodes: Tuple[int, ...] = (0,)  # of each rank the number of its machine, from 0
     host: str = "localhost"
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
-    batches: Tuple[int, ...] = (1,)
-    decided: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # trainer/decide.py
+    batches: Tuple[int, ...] = (1,)  # of each rank its samples of a full step
+    decided: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the record of decide.py
     devices: Tuple[Device, ...] = ()  # of each rank, for the choice of the precision
     store: Optional[dist.Store] = None
     exchange: Optional[Exchange] = None  # None in a world of one
@@ -46,7 +50,7 @@ class World(ProcessCoordinates):
 
     @property
     def smallest(self) -> int:
-        """Return the fewest samples of a step that a rank gets, unless it gets none."""
+        """Return the fewest samples that a rank gets in a step; a rank may also get none."""
         return min(SMALLEST, *self.batches)
 
     def rank_samples(self, count: int) -> List[int]:
@@ -59,15 +63,14 @@ class World(ProcessCoordinates):
         return [thing] if self.exchange is None else self.exchange.json(thing)
 
     def gather_state(self, thing: Any) -> List[Any]:
-        """Gather a value of tensors and plain containers from each rank, in rank order.
-        Collective."""
+        """Gather a value of tensors and plain containers from each rank. Collective."""
         return [thing] if self.exchange is None else self.exchange.state(thing)
 
     @contextlib.contextmanager
     def raise_on_all_ranks(self) -> Iterator[None]:
-        """Raise a UserError of one rank within the block on all ranks, with the exit code of the
-        first that has one. Collective."""
-        # Without this, the other ranks would wait in their next collective for the one that ended.
+        """Raise a UserError of one rank within the block on all ranks. Its exit code is that of the
+        first rank with an error. Collective."""
+        # Otherwise the other ranks would wait in their next collective for the rank that has ended.
         local_error, code = "", 0
         try:
             yield
@@ -107,9 +110,8 @@ def start(options: Options) -> World:
     if process.size > 1:
         meeting = _meet(options, process, local_device, device)
         world = dataclasses.replace(world, **meeting._asdict())
-    node_and_local_rank = (world.host if process.node is None else process.node, process.local_rank)
-    places = [(node, local) for node, local in world.gather(node_and_local_rank)]
-    nodes = number_machines([node for node, _ in places])
+    # Ranks with the same node number, or without a number with the same host name, share a machine.
+    nodes = number_machines(world.gather(world.host if process.node is None else process.node))
     return dataclasses.replace(
         world,
         node_rank=nodes[process.rank],
@@ -119,8 +121,7 @@ def start(options: Options) -> World:
 
 
 def _choose_device(options: Options, process: ProcessCoordinates) -> torch.device:
-    """Choose the GPU of this process, or the CPU. Raises UserError, and RankError if it has
-    none."""
+    """Choose this process's GPU, or the CPU. Raises UserError; RankError for too few GPUs."""
     count = torch.cuda.device_count() if options.device != "cpu" else 0
     if options.device == "cuda" and count == 0:
         raise UserError("--device cuda: this machine has no usable GPU; see nvidia-smi.")
@@ -185,7 +186,7 @@ def _meet(
         exchange.meet()
     except (RuntimeError, OSError) as error:
         if "nccl" in str(error).lower():
-            raise  # the ranks have met; its own words say what is wrong
+            raise  # the ranks have met, and NCCL's message says what is wrong
         raise UserError(
             f"rank {process.rank} of {process.size} could not connect to the other ranks at "
             f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within "
@@ -196,13 +197,13 @@ def _meet(
 
 
 def _find_first_host(process: ProcessCoordinates) -> str:
-    """Return the address of the first machine. Raises UserError if nothing tells it."""
+    """Return the address of the first machine. Raises UserError if the environment lacks it."""
     if process.local_size == process.size or os.environ.get("SLURM_NNODES") == "1":
         return "127.0.0.1"
     nodes = os.environ.get("SLURM_JOB_NODELIST")
     if not nodes:
         raise UserError("MASTER_ADDR is not set: set it to the address of the first machine.")
-    # Slurm lists nodes in a short form, like pc[1-4], that only its own tool expands.
+    # Slurm lists nodes in a short form, like pc[1-4], that only Slurm's scontrol expands.
     answer = subprocess.run(
         ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True
     )
@@ -213,7 +214,9 @@ def describe_device(device: torch.device, host: str, options: Options) -> Device
     """Describe this rank's device; with --parallel dp, the weakest of the process's GPUs."""
     version, cuda = str(torch.__version__), torch.version.cuda
     if device.type == "cpu":
-        flags = re.findall(r"^flags\s*:(.*)", _cpuinfo(), re.MULTILINE)
+        # A line of /proc/cpuinfo is `flags           : fpu vme de ... avx512_bf16`.
+        text = CPUINFO.read_text(encoding="utf-8", errors="replace")
+        flags = re.findall(r"^flags\s*:(.*)", text, re.MULTILINE)
         bf16 = cpu_has_bf16(flags[0].split() if flags else (), os.environ)
         return Device(host, "cpu", platform.machine(), 0, bf16, version, cuda)
     gpus = range(torch.cuda.device_count()) if options.parallel != "ddp" else [device.index]
@@ -221,10 +224,6 @@ def describe_device(device: torch.device, host: str, options: Options) -> Device
     major, minor = torch.cuda.get_device_capability(weakest)
     name = torch.cuda.get_device_name(weakest)
     return Device(host, "cuda", name, 10 * major + minor, False, version, cuda)
-
-
-def _cpuinfo() -> str:
-    return pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
 
 
 def exchange_devices(

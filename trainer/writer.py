@@ -1,4 +1,4 @@
-"""Writing checkpoint files during training: a reader sees a complete file or none."""
+"""Write checkpoint files in a thread during training. A reader sees a complete file or none."""
 
 import contextlib
 import os
@@ -14,14 +14,13 @@ from tandem.pickles import zip_records
 
 
 def checkpoints(folder: pathlib.Path) -> List[pathlib.Path]:
-    """List the checkpoints of all hosts below an output folder; unfinished files have other
-    names."""
+    """List the checkpoints of all hosts below an output folder, without unfinished files."""
     return sorted(folder.glob("checkpoints/*/step-*.pt"))
 
 
 def is_complete(path: pathlib.Path) -> bool:
-    """Return whether a torch file is complete: it is a zip archive, whose CRC-32s are checked."""
-    if not path.is_file():  # a named pipe would be waited for
+    """Return whether a torch file is complete: a zip archive whose CRC-32s are right."""
+    if not path.is_file():  # opening a named pipe would wait
         return False
     try:
         with path.open("rb") as file:
@@ -32,8 +31,8 @@ def is_complete(path: pathlib.Path) -> bool:
 
 @contextlib.contextmanager
 def atomic_write(path: pathlib.Path) -> Iterator[BinaryIO]:
-    """Open a file to write to within the block. Afterwards `path` is complete, even after a power
-    cut; if writing fails, `path` is as it was before. Raises OSError."""
+    """Open a file for writing within the block. Afterwards `path` is complete, even after a power
+    cut. If writing fails, `path` stays as it was. Raises OSError."""
     unfinished = path.with_suffix(".unfinished")
     try:
         with unfinished.open("wb") as file:
@@ -59,9 +58,10 @@ def write_whole(payload: Mapping[str, Any], path: pathlib.Path) -> None:
 
 
 class Writer:
-    """Writes one checkpoint at a time in a thread; keeps the newest `keep` and the best.
+    """Writes one checkpoint at a time in a thread, and keeps the newest `keep` and the best.
 
-    Only one Writer may use a folder, since it removes unfinished files that a killed one left.
+    Only one Writer may use a folder, since a new Writer removes all unfinished files: they come
+    from a process that was killed.
     """
 
     def __init__(self, folder: pathlib.Path, keep: int) -> None:
@@ -75,16 +75,16 @@ class Writer:
     def save(
         self, payload: Mapping[str, Any], best: bool, arrived: Callable[[], None] = lambda: None
     ) -> pathlib.Path:
-        """Begin to write `payload`, which must not change any more; return its path. The thread
-        first calls `arrived`, which waits until `payload` is complete. Waits for the previous
-        checkpoint, and raises RankError if that could not be written."""
+        """Begin to write `payload`, which must not change any more. Return the file's path. The
+        thread first calls `arrived`, which waits until `payload` is complete. Waits for the
+        previous checkpoint, and raises RankError if its file could not be written."""
         self.finish()
         path = self.folder / f"step-{payload['step']:08d}.pt"
         self._pending = self._thread.submit(self._write, payload, path, best, arrived)
         return path
 
     def finish(self) -> None:
-        """Wait until the last one is on disk. Raises RankError if it could not be written."""
+        """Wait until the last file is on disk. Raises RankError if it could not be written."""
         try:
             if self._pending is not None:
                 self._pending.result()
@@ -105,7 +105,8 @@ class Writer:
         if best:
             link = path.with_name("best.pt")
             unfinished = link.with_suffix(".unfinished")
-            # `os.link` replaces no file, and a reader must always find one: so the link is renamed.
+            # `os.link` replaces no file, and a reader must always find best.pt. So the link gets
+            # another name first, and is then renamed.
             try:
                 unfinished.unlink(missing_ok=True)
                 os.link(path, unfinished)

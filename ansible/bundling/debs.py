@@ -1,8 +1,8 @@
-"""Make a repository of Debian packages with their dependencies, for any release.
+"""Make a repository of Debian packages with their dependencies, for any release: `make bundle`.
 
-apt resolves them with a separate configuration, sources and state. It reads only the proxy and
-certificates of this machine's apt, and changes nothing of it. The target counts as empty, so that
-the result is complete for every installation of the release.
+apt finds the dependencies with a separate configuration, sources and state, so this file changes
+nothing of this machine's apt. For apt the target has no packages at all, so that the repository is
+complete for every installation of the release. Role offline makes apt on the targets use it.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from contract.errors import UserError
 from planning.share import KINDS
 
 ANSIBLE = Path(__file__).resolve().parents[1]
-# apt's lists and cache, for the next call.
+# The folder for apt's lists and cache, which the next call uses again.
 STATE = ANSIBLE.parent / "bundle" / "apt"
 ARCHITECTURE = "amd64"
 INDEX = "Packages"
@@ -47,11 +47,11 @@ APT::Sandbox::User "";
 
 @dataclass(frozen=True)
 class Debs:
-    """An order: packages, their sources, and their folder."""
+    """An order for one release: packages, their sources, and the folder of the repository."""
 
-    release: str
+    release: str  # the code name: "bookworm"
     packages: tuple[str, ...]
-    sources: tuple[str, ...]
+    sources: tuple[str, ...]  # lines of sources.list
     keyring: Path
     keyring_package: str
     folder: Path
@@ -90,14 +90,14 @@ def plan(release, packages, mirrors, bundle):
 
 
 def role_packages(roles=ANSIBLE / "roles"):
-    """List the packages in each role's `<role>_packages`, in its defaults or vars, and of each
-    kind of share.
+    """List the packages that any role may install: its `<role>_packages`, and those of all shares.
 
-    They are literal, since no machine is asked: a list or a mapping of lists. Raises UserError.
+    Raises UserError for a name with a template, since no machine's facts are known here.
     """
     packages = set()
     for path in sorted([*roles.glob("*/defaults/main.yml"), *roles.glob("*/vars/main.yml")]):
         role = path.parents[1].name
+        # A list, or a mapping of lists: {"debian": [...], "ubuntu": [...]}.
         listed = (yaml.safe_load(path.read_text()) or {}).get(f"{role}_packages", [])
         lists = listed.values() if isinstance(listed, dict) else [listed]
         names = [name for names in lists for name in names]
@@ -115,14 +115,14 @@ def gather(order, progress):
     """Fetch the packages of an order, unless the folder is complete. Raises UserError."""
     if manifest.is_complete(order.folder, order.purpose()):
         return
-    # Without a manifest the folder counts as incomplete until the end.
+    # The folder has no manifest until it is complete.
     (order.folder / manifest.NAME).unlink(missing_ok=True)
     order.folder.mkdir(parents=True, exist_ok=True)
     environment = _private_apt(order)
     _apt(order, environment, "update", "--error-on=any")
     files = _resolve(order, environment)
     fetch_all(files, f"packages {order.release}", progress, _proxy(environment))
-    # Older versions would be in no index, and only fill the machines' disks.
+    # A file of an earlier order is not in the index, and would only fill the machines' disks.
     names = {file.path.name for file in files}
     for path in order.folder.iterdir():
         if path.name not in names:
@@ -148,15 +148,17 @@ def _private_apt(order):
         (order.state / folder).mkdir(parents=True, exist_ok=True)
     (order.state / "status").write_text("")  # no package is installed on the target
     (order.state / "sources.list").write_text("\n".join(order.sources) + "\n")
-    # This machine's way to the internet: proxies, certificates.
+    # Proxies and certificates of this machine's apt: 'Acquire::http::Proxy "http://proxy:3128";'.
     dumped = subprocess.run(["apt-config", "dump"], stdout=subprocess.PIPE, text=True, check=True)
-    ours = [line for line in dumped.stdout.splitlines() if line.startswith("Acquire::")]
+    acquire = [line for line in dumped.stdout.splitlines() if line.startswith("Acquire::")]
+    apt_conf = APT_CONF.format(root=order.state.resolve())
     configuration = order.state / "apt.conf"
-    configuration.write_text("\n".join(ours) + "\n" + APT_CONF.format(root=order.state.resolve()))
+    configuration.write_text("\n".join([*acquire, apt_conf]))
     return {**os.environ, "APT_CONFIG": str(configuration.resolve()), "LC_ALL": "C"}
 
 
 def _apt(order, environment, *words):
+    """Run apt-get in the environment of `_private_apt`; return its output. Raises UserError."""
     process = subprocess.run(
         ["apt-get", "--quiet", *words], env=environment, capture_output=True, text=True
     )
@@ -172,12 +174,14 @@ def _apt(order, environment, *words):
 def _resolve(order, environment):
     """List the files that `apt-get install` would fetch, with the archive's SHA-256 of each."""
     printed = _apt(order, environment, "install", "--yes", "--print-uris", *order.packages)
-    # apt prints MD5 sums here, so the SHA-256 comes from the archive's entries.
+    # 'http://deb.debian.org/debian/pool/main/r/rsync/rsync_3.2.7-1_amd64.deb' rsync_... 417040 ...
     rows = re.findall(r"^'(\S+)' (\S+) (\d+) ", printed, re.MULTILINE)
     files = {unquote(url.rsplit("/", 1)[1]): (url, int(size)) for url, _, size in rows}
+    # apt prints only MD5 sums there, so the SHA-256 comes from the archive's entries.
+    packages = [name.split("_")[0] for name in files]
     digests = {
         Path(stanza["Filename"]).name: stanza["SHA256"]
-        for stanza in _stanzas(environment, [name.split("_")[0] for name in files])
+        for stanza in _stanzas(environment, packages)
     }
     return [
         File(url, order.folder / name, digests[name], size) for name, (url, size) in files.items()
@@ -185,7 +189,7 @@ def _resolve(order, environment):
 
 
 def _stanzas(environment, packages):
-    """Yield the archive's entry for each version of packages, a dictionary with its "text"."""
+    """Yield the archive's entry for each version of packages: its fields, and its whole "text"."""
     process = subprocess.run(
         ["apt-cache", "show", *packages],
         env=environment,
@@ -198,8 +202,8 @@ def _stanzas(environment, packages):
 
 
 def _index(order, environment, files):
-    """Write the repository's index: the archive's own entries, except for the files' paths."""
-    # apt on a machine gets the files from one folder, not from the archive's pool.
+    """Return the repository's index: the archive's own entries with other paths of the files."""
+    # The archive's entries have paths in its pool: "Filename: pool/main/r/rsync/rsync_...".
     file_names = {file.sha256: file.path.name for file in files}
     names = [file.path.name.split("_")[0] for file in files]
     entries = {

@@ -1,4 +1,7 @@
-"""Download files. Complete files are not fetched again, and partial ones are resumed."""
+"""Download files. Complete files are not fetched again, and partial files are continued.
+
+The modules of bundling/ call `fetch_all` and show the progress with Progress.
+"""
 
 import os
 import sys
@@ -13,7 +16,7 @@ from tqdm import tqdm
 from bundling.manifest import sha256
 from contract.errors import UserError
 
-SECONDS = 60  # without a byte from the server
+TIMEOUT_SECONDS = 60  # without a byte from the server
 
 
 @dataclass(frozen=True)
@@ -27,14 +30,13 @@ class File:
 
 
 class Progress:
-    """Show a bar on a terminal, otherwise print one line per file. `terminal`: the path of the
-    terminal, since Ansible hides it."""
+    """Show a bar on a terminal, otherwise print one line per file."""
 
     def __init__(self, terminal=""):
         self.stream = sys.stderr
         if terminal:
-            # NOCTTY: a process without a controlling terminal must not get this one as its own.
-            # After `su` the terminal still belongs to the other user, and cannot be opened.
+            # O_NOCTTY: this process may have no controlling terminal, and must not get this one.
+            # After `su` the terminal belongs to the earlier user, and cannot be opened.
             with suppress(OSError):
                 self.stream = os.fdopen(os.open(terminal, os.O_WRONLY | os.O_NOCTTY), "w")
         self.is_terminal = self.stream.isatty()
@@ -53,7 +55,7 @@ class Progress:
         print(self.trusted[-1], flush=True)
 
     def begin(self, label):
-        """Print a title: before the bar moves, an archive or an index may need a minute."""
+        """Print a title, since the bar may not move in the first minute."""
         print(f"tandem: gathering {label}", file=self.stream, flush=True)
 
     @contextmanager
@@ -73,14 +75,13 @@ class Progress:
 
 def fetch_all(files, label, progress, proxy=""):
     """Download `files` to their paths. Raises UserError at the first failure."""
-    # None: the proxy of this process's environment.
+    # ProxyHandler(None) uses the proxy of this process's environment.
     handler = urllib.request.ProxyHandler({"http": proxy, "https": proxy} if proxy else None)
     opener = urllib.request.build_opener(handler)
-    missing = [
-        file
-        for file in files
-        if not file.path.is_file() or file.sha256 not in ("", sha256(file.path))
-    ]
+    missing = []
+    for file in files:
+        if not file.path.is_file() or file.sha256 not in ("", sha256(file.path)):
+            missing.append(file)
     size = sum(file.size or 0 for file in missing) or None
     with progress.bar(label, size) as advance:
         for number, file in enumerate(missing, 1):
@@ -89,14 +90,17 @@ def fetch_all(files, label, progress, proxy=""):
 
 
 def fetch(file, opener, advance):
-    """Download a file to `<name>.part`, then rename it. A broken connection leaves the partial file
-    for the next call. Raises UserError."""
+    """Download a file to `<name>.part`, then rename it. Raises UserError.
+
+    A broken connection leaves the partial file for the next call.
+    """
     partial = file.path.with_name(file.path.name + ".part")
     partial.parent.mkdir(parents=True, exist_ok=True)
     try:
         _continue(file, partial, opener, advance)
     except urllib.error.HTTPError as error:
-        if error.code != 416:  # 416: the partial file is complete
+        # 416 (range not satisfiable) means that the partial file is complete.
+        if error.code != 416:
             raise _fetch_error(file, f"the server answered {error.code} {error.reason}") from None
     except (OSError, urllib.error.URLError) as error:
         raise _fetch_error(file, error) from None
@@ -115,8 +119,8 @@ def _continue(file, partial, opener, advance):
     present_bytes = partial.stat().st_size if partial.exists() else 0
     headers = {"Range": f"bytes={present_bytes}-"} if present_bytes else {}
     request = urllib.request.Request(file.url, headers=headers)  # noqa: S310 (of stacks.yml and apt)
-    with opener.open(request, timeout=SECONDS) as answer:
-        # 200 instead of 206: the server ignores Range, and sends the file from its beginning.
+    with opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
+        # A server that ignores Range answers 200, and sends the file from its beginning.
         is_continued = answer.status == 206
         advance(present_bytes if is_continued else 0)
         with partial.open("ab" if is_continued else "wb") as output:

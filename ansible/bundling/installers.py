@@ -1,7 +1,8 @@
 """Download the installers of a stack in stacks.yml: NVIDIA's driver, CUDA toolkit and apex.
 
-A person has to download a file without an address; an error lists the file, its page and the
-folder. If the publisher states no SHA-256, the manifest records the one of the first download.
+ansible/bundle.py and ansible/toolkit_files.py call `gather` with an order. A person has to download
+a file without an address; an error lists the file, its page and the folder. If the publisher states
+no SHA-256, the manifest records the SHA-256 of the first download.
 """
 
 import hashlib
@@ -43,23 +44,29 @@ class Installers:
 def plan(stack, settings, bundle, table=None):
     """Plan the folders for a row of stacks.yml. Raises UserError.
 
-    `settings`: {"toolkit", "apex", "driver_version"} as in group_vars; auto means what a machine
-    with a GPU gets. `table` replaces stacks.yml in tests.
+    settings: {"toolkit", "apex", "driver_version"} as in group_vars; table: replaces stacks.yml in
+    tests.
     """
     table = table or stacks.read()
     row = stacks.row(table, stack)
     entries = {}
     if row.get("driver"):
+        # The newest driver comes first in the table.
         version = str(settings["driver_version"])
-        entries[stack] = [_driver(row["driver"], version, table["drivers"])]
+        drivers = [
+            entry for entry in table["drivers"] if version in ("auto", str(entry["version"]))
+        ]
+        if not drivers or _numbers(drivers[0]["version"]) < _numbers(row["driver"]):
+            which = "" if version == "auto" else f" {version}, but this stack needs one"
+            sentence = f"no driver{which} of version {row['driver']} or newer"
+            raise UserError(f"ansible/stacks.yml has {sentence}")
+        entries[stack] = drivers[:1]
     if row.get("toolkit") and _is_wanted(settings["toolkit"], row.get("toolkit_default")):
         entries[f"toolkit-{row['toolkit']}"] = table["toolkits"][row["toolkit"]]
     if row.get("apex") and _is_wanted(settings["apex"], default=True):
         entries[f"apex-{row['apex']}"] = [table["apex"][row["apex"]]]
-    return [
-        Installers(tuple(map(_installer, rows)), bundle / "installers" / name)
-        for name, rows in entries.items()
-    ]
+    folder = bundle / "installers"
+    return [Installers(tuple(map(_installer, entries[name])), folder / name) for name in entries]
 
 
 def _is_wanted(word, default):
@@ -67,22 +74,13 @@ def _is_wanted(word, default):
     return word == "true" or (word == "auto" and bool(default))
 
 
-def _driver(oldest, version, drivers):
-    """Find the newest driver of the table, or the one of this version."""
-    # The table lists the newest first.
-    rows = [row for row in drivers if version in ("auto", str(row["version"]))]
-    if not rows or _numbers(rows[0]["version"]) < _numbers(oldest):
-        which = "" if version == "auto" else f" {version}, but this stack needs one"
-        raise UserError(f"ansible/stacks.yml has no driver{which} of version {oldest} or newer")
-    return rows[0]
-
-
 def _numbers(version):
     return [int(number) for number in str(version).split(".")]
 
 
 def _installer(entry):
-    """Make the Installer of an entry. `url` is a driver's file; with `file` it is the folder."""
+    """Make the Installer of an entry of stacks.yml."""
+    # The url of a driver is that of its file. Other entries have `file`, and the url of a folder.
     name, url = entry.get("file"), entry.get("url") or ""
     return Installer(
         name=name or url.rsplit("/", 1)[1],
@@ -102,8 +100,7 @@ def plan_conda(url, sha256, bundle):
 def gather(order, progress):
     """Fetch the files of an order. Raises UserError with all files that a person has to fetch."""
     order.folder.mkdir(parents=True, exist_ok=True)
-    # The manifest stays until the next one is written: it may be the only record of the checksum of
-    # a first download.
+    # The present manifest stays, since it may be the only record of a first download's checksum.
     _, recorded = manifest.read(order.folder)
     expected = {file.name: file.sha256 or recorded.get(file.name, "") for file in order.files}
     public = [
@@ -115,7 +112,7 @@ def gather(order, progress):
     for file in order.files:
         if file.commit and not (order.folder / file.name).is_file():
             pack_commit(file.url, file.commit, order.folder / file.name)
-    # After the downloads, so that a person who comes back has only these files to wait for.
+    # The error comes after the downloads, so that afterwards only these files are missing.
     by_hand = [file for file in order.files if not file.url]
     problems = [_problem(file, order.folder, expected[file.name]) for file in by_hand]
     if any(problems):
@@ -128,7 +125,7 @@ def gather(order, progress):
 
 
 def _problem(file, folder, expected):
-    """Explain what is wrong with a file that a person has to fetch; "" if nothing is."""
+    """Explain that a file is missing or wrong that a person has to fetch; "" if it is right."""
     path = folder / file.name
     if not path.is_file():
         remedy = f"get it from {file.page} and put it into {folder}"

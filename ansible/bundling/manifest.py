@@ -1,7 +1,7 @@
 """Write and check the list of a bundle folder's files, in the format of `sha256sum --check`.
 
-It is written last: a folder with a manifest was complete. Its first line is the purpose of the
-folder, for example "lock <sha>".
+The modules of bundling/ write the manifest last, so a folder with a manifest was complete. The
+first line is the purpose of the folder, for example "# lock <sha>".
 """
 
 import hashlib
@@ -18,7 +18,7 @@ def sha256(path):
 
 
 def write(folder, purpose, digests):
-    """Write the manifest. `digests`: {file name: SHA-256}; `purpose`: a line."""
+    """Write the manifest. purpose: a line; digests: {file name: SHA-256}."""
     lines = [f"# {purpose}", *(f"{digest}  {name}" for name, digest in sorted(digests.items()))]
     (folder / NAME).write_text("\n".join(lines) + "\n")
 
@@ -28,32 +28,31 @@ def read(folder):
     path = folder / NAME
     if not path.is_file():
         return "", {}
+    # "0123...  NVIDIA-Linux-x86_64-580.95.05.run"
     head, *lines = path.read_text().splitlines()
     digests = dict(reversed(line.split("  ", 1)) for line in lines)
     return head.removeprefix("# "), digests
 
 
 def is_complete(folder, purpose):
-    """Return true if the folder was gathered for this purpose, and each file is unchanged.
-
-    Reads only files that are newer than the manifest; `problems` reads all, which takes minutes.
-    """
-    written, digests = read(folder)
-    if written != purpose:
+    """Return true if the folder was gathered for this purpose, and each file is unchanged."""
+    stored_purpose, digests = read(folder)
+    if stored_purpose != purpose:
         return False
-    finished = (folder / NAME).stat().st_mtime_ns
+    # Only files that are newer than the manifest are read: reading all takes minutes.
+    manifest_time = (folder / NAME).stat().st_mtime_ns
     return all(
-        path.is_file() and (path.stat().st_mtime_ns <= finished or sha256(path) == digest)
+        path.is_file() and (path.stat().st_mtime_ns <= manifest_time or sha256(path) == digest)
         for path, digest in ((folder / name, digest) for name, digest in digests.items())
     )
 
 
 def problems(folder, purpose):
     """Read every file, and return a sentence for each problem of the folder."""
-    written, digests = read(folder)
-    if not written:
+    stored_purpose, digests = read(folder)
+    if not stored_purpose:
         return [f"{folder} is missing or was not completed. Run: make bundle"]
-    if written != purpose:
+    if stored_purpose != purpose:
         return [f"{folder} was made for other machines or another stack. Run: make bundle"]
     sentences = []
     for name, digest in digests.items():

@@ -1,4 +1,4 @@
-"""Read ansible/stacks.yml for the bundle."""
+"""Read ansible/stacks.yml, the table of versions, for the orders of the bundle."""
 
 from pathlib import Path
 

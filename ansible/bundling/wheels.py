@@ -1,5 +1,8 @@
-"""Download the wheels of a lock. pip fetches each for the target's Python and C library, and checks
-its hash."""
+"""Download the wheels of a lock for machines without internet: `make bundle`.
+
+pip fetches each wheel for the target's Python and C library, and checks its hash. Role python_env
+installs the wheels from the folder.
+"""
 
 import hashlib
 import re
@@ -61,13 +64,16 @@ def plan(stack, python, index_url, bundle):
 
 def plan_apex_tools(index_url, bundle):
     """Plan setuptools and wheel for building apex, in versions that torch 1.12 supports."""
-    # They are pure Python: the wheels for 3.9 run on every newer one.
+    # Both are pure Python, so the wheels for 3.9 run on every newer Python.
     lock, folder = ANSIBLE / "locks" / "apex-build.txt", bundle / "wheels" / "apex-build"
     return Wheels(lock=lock, python="3.9", glibc="2.17", folder=folder, index_url=index_url)
 
 
 def parse_lock(text):
     """Read the requirements of a lock that `uv pip compile --generate-hashes` wrote."""
+    # numpy==1.26.4 \
+    #     --hash=sha256:0123... \
+    #     --hash=sha256:4567...
     joined = text.replace("\\\n", " ")
     requirements = []
     for line in joined.splitlines():
@@ -114,7 +120,7 @@ def gather(order, progress):
     if manifest.is_complete(order.folder, order.purpose()):
         return
     order.folder.mkdir(parents=True, exist_ok=True)
-    # Without a manifest the folder counts as incomplete until the end.
+    # The folder has no manifest until it is complete.
     (order.folder / manifest.NAME).unlink(missing_ok=True)
     present = {manifest.sha256(path) for path in order.folder.glob("*.whl")}
     requirements = parse_lock(order.lock.read_text())
@@ -126,7 +132,7 @@ def gather(order, progress):
                 )
                 fetch(requirement, order)
             advance(1)
-    # Wheels of an older lock are removed: a machine installs what the manifest lists.
+    # Wheels of an earlier lock are removed, since machines install whatever the manifest lists.
     hashes = frozenset().union(*(requirement.hashes for requirement in requirements))
     digests = {path.name: manifest.sha256(path) for path in sorted(order.folder.glob("*.whl"))}
     for name in [name for name, digest in digests.items() if digest not in hashes]:

@@ -1,8 +1,8 @@
-"""Print Ansible's usual output, without control characters.
+"""Print Ansible's usual output without control characters, and less of it.
 
-For role reach it prints one sentence for each machine without an answer, and for a task that
-rejects something only its sentence. If role reach chose another ansible-core, the program replaces
-itself with that one.
+Ansible loads this plugin (ansible.cfg, stdout_callback). It prints one sentence for each machine
+that did not answer role reach, and only the sentence of a task that rejects something. If role
+reach chose another ansible-core, the plugin replaces this process with that ansible-core.
 """
 
 import functools
@@ -43,18 +43,18 @@ DOCUMENTATION = """
 """
 
 
-def clean_display(display):
-    """Return Display.display without control characters: text may come from a machine."""
-
-    @functools.wraps(display)
-    def displayed(self, msg, *words, **options):
-        return display(self, clean(msg) if isinstance(msg, str) else msg, *words, **options)
-
-    return displayed
+# Ansible prints everything by Display.display, also warnings and errors, which no callback sees. A
+# text may come from a machine, so control characters are removed here.
+display_unchanged = Display.display
 
 
-# Ansible prints everything by this method. No callback sees its warnings and errors.
-Display.display = clean_display(Display.display)
+@functools.wraps(display_unchanged)
+def display_cleaned(self, msg, *words, **options):
+    text = clean(msg) if isinstance(msg, str) else msg
+    return display_unchanged(self, text, *words, **options)
+
+
+Display.display = display_cleaned
 
 
 class CallbackModule(Default):
@@ -72,10 +72,11 @@ class CallbackModule(Default):
             self._say("Checking that the machines answer. If a machine is off, this takes 10 s.")
 
     def v2_playbook_on_stats(self, stats):
+        # Role reach sets the version, before anything was changed.
         core = stats.custom.get("_run", {}).get("tandem_core")
-        if core:  # role reach has changed nothing yet
+        if core:
             self._say(f"Continuing with ansible-core {core} (make's variable CORE).")
-            go_on_with(core)
+            continue_with_core(core)
         self._display.banner("PLAY RECAP")
         for host in sorted(stats.processed):
             row = stats.summarize(host)
@@ -85,7 +86,7 @@ class CallbackModule(Default):
             )
             names = ("ok", "changed", "unreachable", "failures")
             counts = [f"{name.replace('failures', 'failed')}={row[name]}" for name in names]
-            # Ansible's own line is wider than a terminal of 80 columns.
+            # Ansible's usual line is wider than a terminal of 80 columns.
             line = f"{host:<20} : {' '.join(f'{count:<10}' for count in counts)}"
             self._display.display(line.rstrip(), color=color)
 
@@ -105,7 +106,7 @@ class CallbackModule(Default):
             super().v2_runner_item_on_ok(result)
 
     def v2_runner_on_failed(self, result, ignore_errors=False):
-        # A failure without our sentences, such as the argument spec's, is printed as usual.
+        # A failure without our sentence, such as a role's wrong argument, is printed as usual.
         message = result._result.get("msg")
         if is_reach(result._task) and isinstance(message, list):
             self._say(message)
@@ -113,7 +114,8 @@ class CallbackModule(Default):
             host = result._host.get_name()
             prefix = "" if host == "localhost" else f"fatal: [{host}]: "
             sentence = f"{prefix}{message}"
-            if sys.stdout.isatty():  # a program that reads the output gets one line
+            # Only a person gets wrapped lines. A program gets one line to search in.
+            if sys.stdout.isatty():
                 sentence = paragraph(sentence, shutil.get_terminal_size().columns)
             self._display.display(sentence, color=C.COLOR_ERROR)
         else:
@@ -124,15 +126,18 @@ class CallbackModule(Default):
             self._display.display(paragraph(sentence))
 
 
-def go_on_with(core):
-    """Replace this process with the same command of another ansible-core, which is installed once.
-    If the installation fails, tools/venv.sh prints the reason, and this function returns."""
+def continue_with_core(core):
+    """Replace this process with the same command of another ansible-core; install it if missing.
+
+    If the installation fails, tools/venv.sh prints the reason, and this function returns.
+    """
     program = ROOT / f".venv-core{core}/bin/ansible-playbook"
     if subprocess.run([ROOT / "tools/venv.sh", f"core{core}"]).returncode == 0:
         sys.stdout.flush()
         path = f"{program.parent}:{os.environ['PATH']}"
-        for number in range(3):
-            os.set_inheritable(number, True)  # ansible-core hides them from its workers
+        # ansible-core hides stdin, stdout and stderr from new programs.
+        for descriptor in range(3):
+            os.set_inheritable(descriptor, True)
         argv = [str(program), *sys.argv[1:]]
         os.execve(program, argv, {**os.environ, "PATH": path})  # noqa: S606
 
@@ -143,7 +148,7 @@ def is_reach(task):
 
 
 def is_refusal(result):
-    """Return true if a failure has a sentence of the playbook's own as its message."""
+    """Return true if a failure has a sentence of a role or playbook as its message."""
     action, text = result._task.action.rpartition(".")[2], result._result.get("msg")
     return action in ("fail", "assert") and isinstance(text, str) and text != "Assertion failed"
 

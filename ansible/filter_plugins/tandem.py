@@ -1,6 +1,7 @@
 """The filters of roles and playbooks: names for the functions of ansible/planning/.
 
-All begin with `tandem_`, and each is used by a role or a playbook.
+All names begin with `tandem_`, and a role or a playbook uses each filter. This file decides
+nothing: it only checks the arguments that come from machines, and translates errors for Ansible.
 """
 
 import functools
@@ -13,8 +14,8 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 from ansible.module_utils.parsing.convert_bool import boolean
 
-# Ansible loads this file by its path, and by no package: so here, and nowhere else, Python is told
-# where planning/, contract/ and launcher/ are. At the end of the list, where they hide no module.
+# Ansible loads this file by its path, not as a part of a package. So the folders of planning/ and
+# contract/ are added to Python's path here, at its end, where they hide no module of Ansible.
 sys.path += map(str, Path(__file__).resolve().parents[1:3])
 
 from msgspec import to_builtins
@@ -46,20 +47,19 @@ from planning.faults import network as network_faults
 
 
 def offline_hosts(hostvars, hosts):
-    """List the hosts that have offline=true, in any of the words that Ansible takes for it."""
+    """List the hosts that have offline=true, or another word that Ansible reads as true."""
     return [host for host in hosts if boolean(hostvars[host].get("offline", False), strict=False)]
 
 
 def findings(facts, question):
-    """See planning/preflight.py; clocks may differ by as much as in a run."""
+    """See planning/preflight.py. Clocks may differ by as much as the launcher accepts."""
     return preflight.findings(facts, {**question, "clock_tolerance": CLOCK_TOLERANCE})
 
 
-def python_of(stack, machine, manager):
-    """Choose {"manager", "python"} of a machine's environment."""
-    return dict(
-        zip(("manager", "python"), stacks.python_for(stack, reading.known(machine), manager))
-    )
+def choose_python(stack, facts, manager):
+    """Choose {"manager", "python"} of a machine's environment: see stacks.python_for."""
+    manager, python = stacks.python_for(stack, reading.known(facts), manager)
+    return {"manager": manager, "python": python}
 
 
 def cards(facts, table):
@@ -68,13 +68,13 @@ def cards(facts, table):
 
 
 def older_core(answers, core):
-    """See planning/looks.py; "" if this control node has no Python for it."""
+    """See planning/looks.py. Returns "" if the control node has no Python for that ansible-core."""
     names = ("python3.12", "python3.11", "python3.10")
     has_python = (3, 10) <= sys.version_info < (3, 13) or any(map(shutil.which, names))
     return looks.older_core(answers, core) if has_python else ""
 
 
-# Filters with the names of their functions, then those with others.
+# The first filters have the names of their functions, and the remaining filters other names.
 FILTERS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
@@ -114,7 +114,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     )
 } | {
     "cards": cards,
-    "cluster_findings": network_faults.cluster,
+    "cluster_findings": network_faults.check_cluster,
     "data_sets": layout.read_data_sets,
     "driver_facts": reading.driver,
     "driver_reboot_refused": driver_result.reboot_refused,
@@ -124,14 +124,13 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "kept": stacks.read_decision,
     "kept_file": stacks.decision_file,
     "machine_facts": reading.machine,
-    "python": python_of,
+    "python": choose_python,
     "stack": stacks.resolve,
 }
 
 
-# The types of arguments of these filters that come from machines, by position. Other filters get
-# facts that the filters of reading.py have checked, or check their arguments (member, the
-# firewall's).
+# The types of the arguments that come from machines, by filter and position. Arguments of other
+# filters were checked by reading.py before, or by the filters themselves (member, the firewall's).
 SHAPES = {
     "interface_facts": {0: Printed},
     "connection_end": {0: Printed},
@@ -163,18 +162,18 @@ SHAPES = {
 
 
 def _for_ansible(name, function):
-    """Raise AnsibleFilterError for what is wrong with the arguments, so that only the message is
-    shown."""
+    """Return a filter that checks its arguments, and then calls `function`."""
 
     @functools.wraps(function)
     def filtered(*arguments):
         checked = list(arguments)
         try:
-            for place, kind in SHAPES.get(name, {}).items():
-                value = reading.read(checked[place], kind, name.replace("_", " "))
-                checked[place] = to_builtins(value)
+            for position, kind in SHAPES.get(name, {}).items():
+                value = reading.read(checked[position], kind, name.replace("_", " "))
+                checked[position] = to_builtins(value)
             return function(*checked)
         except (PlanError, layout.LayoutError) as error:
+            # Ansible prints only the message of this error, without a traceback.
             raise AnsibleFilterError(str(error)) from error
 
     return filtered

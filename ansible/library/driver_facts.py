@@ -1,5 +1,9 @@
 #!/usr/bin/python
-"""Collects the facts by which role driver decides. Only reads. Python >= 3.6, standard library."""
+"""Collects the facts by which role driver decides: packages, modules, displays and processes.
+
+Ansible runs this file on each machine, so it has to run on Python 3.6 without other packages. The
+module only reads; planning/reading.py checks what it returns, and planning/driver.py decides.
+"""
 
 import glob
 import os
@@ -33,25 +37,13 @@ options:
 author: Tandem
 """
 
-EXAMPLES = r"""
-- name: Collect
-  driver_facts:
-    pin: /etc/apt/preferences.d/tandem-driver
-"""
-
-RETURN = r"""
-facts:
-  description: What was read; None where the machine does not report it.
-  returned: always
-  type: dict
-"""
-
-# Installed packages that matter: the driver's, and the kernel's, since each needs the other.
-MATTER = re.compile(
+# Installed packages that are reported: of the driver, of the kernel, and to build a module.
+REPORTED = re.compile(
     r"^(nvidia-|libnvidia-|libcuda1$|xserver-xorg-video-nvidia|firmware-nvidia|cuda-drivers"
     r"|linux-(image|headers|modules|generic|lowlatency|virtual|aws|azure|gcp|oem|cloud)|dkms$|g(cc|\+\+)(-\d+)?$|make$|openssl$"
     r"|initramfs-tools$|unattended-upgrades$)"
 )
+# Packages of the archive that are reported.
 OFFERED = re.compile(
     r"^(nvidia-(driver|headless|kernel|open-kernel|tesla|utils|smi)|libnvidia-tesla|linux-(modules-nvidia|headers)-"
     r"|libcuda1$|dkms$|g(cc|\+\+)(-\d+)?$|make$|openssl$)"
@@ -60,19 +52,20 @@ OFFERED = re.compile(
 DRIVERS = re.compile(
     r"nvidia-(driver|headless)-\d+[a-z-]*$|nvidia-(tesla-\d+-)?(open-)?kernel-dkms$"
 )
-# A package of one branch of the driver: its prefix and the branch. A suffix may be its kind, or the
-# kernel or series of Ubuntu's signed modules.
+# A package of one branch: "nvidia-driver-" and "570" of nvidia-driver-570-server, for example. The
+# suffix may also be the kernel or series of Ubuntu's signed modules.
 BRANCH = re.compile(
     r"(linux-modules-nvidia-|(?:lib|xserver-xorg-video-)?nvidia-(?:[a-z0-9-]+-)?)(\d{3})(?:-[a-z].*)?$"
 )
-# A kernel, on which a metapackage depends; and the metapackage with its series: generic-hwe-24.04.
+# The package of a kernel, on which a metapackage depends: linux-image-6.8.0-64-generic.
 KERNEL = re.compile(r"linux-image-(?:unsigned-)?(\d+\.\d+[a-z0-9.+~-]*)")
+# The metapackage for a series of kernels: linux-image-generic-hwe-24.04.
 SERIES = re.compile(r"linux-image-([a-z][a-z0-9.-]*)$")
-# Ubuntu's metapackage of signed modules for a branch and a series of kernels; and the packages of
-# an installation that are reported.
+# Ubuntu's package of signed modules, by branch, and by kernel or series of kernels.
 MODULES = "linux-modules-nvidia-{}-{}"
+# The packages that are reported if they would come with an installation.
 KERNEL_PARTS = re.compile(r"linux-(modules-nvidia|image)-|nvidia-dkms-|dkms$")
-# The drivers that DKMS knows, so that it can build them for another kernel.
+# The folders of the drivers that DKMS can build for another kernel.
 DKMS = "/var/lib/dkms/nvidia*"
 # The packages that role driver holds. The machine's owner may hold others.
 HELD = "/var/lib/tandem/driver/held"
@@ -81,13 +74,12 @@ PROCESSES = "/proc/[0-9]*"
 DISPLAYS = ("Xorg", "X", "Xwayland", "gnome-shell", "kwin_wayland", "weston", "sway", "labwc")
 # Sessions that draw on a screen, by logind. source: sd_session_get_type(3).
 GRAPHICAL = ("x11", "wayland", "mir")
-# NVIDIA's services, which have a GPU open and need not end: one keeps it initialised, the other
-# distributes a laptop's power.
+# NVIDIA's services have a GPU open, but need not end. /proc cuts names after 15 letters.
 SERVICES = ("nvidia-persiste", "nvidia-powerd")
 # The device of the driver's unified memory, with which CUDA manages a GPU's memory: every process
 # that computes has it open, and a compositor that only draws does not.
 COMPUTES = "/dev/nvidia-uvm"
-# The folders of an installation: libraries, DKMS and records, the installer, the initial RAM disk.
+# The folders whose disks need free space for an installation; planning/driver.py has the sizes.
 FOLDERS = ("/usr", "/var/lib", "/var/tmp", "/boot")  # noqa: S108
 # The keys by which DKMS signs modules: Ubuntu's, then DKMS's own from 3.0 on.
 KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
@@ -95,7 +87,7 @@ KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 
 def text_of(*argv):
     """Return a command's output, "" if it fails."""
-    # Long, because an empty answer of a slow machine would change the plan.
+    # The limit is long, because an empty output of a slow machine would change the plan.
     return output(*argv, seconds=300) or ""
 
 
@@ -109,8 +101,9 @@ def packages(waiting=None):
     layout = "${db:Status-Abbrev}\t${Package}\t${Version}\t${Depends}\n"
     versions, holds, transitional, series = {}, [], {}, []
     for line in text_of("dpkg-query", "--show", "--showformat", layout).splitlines():
+        # Two letters of status come first, the wanted and the actual one: "ii" or "hi".
         status, name, version, depends = line.split("\t")
-        if MATTER.match(name) and status[1] in "iWt":  # installed, or triggers are pending
+        if REPORTED.match(name) and status[1] in "iWt":  # installed, or triggers are pending
             versions[name] = version
             transitional.update(leads_to(name, depends))
             # A desktop may have the metapackages of two series, or a kernel that no metapackage
@@ -118,7 +111,7 @@ def packages(waiting=None):
             meta, kernels = SERIES.match(name), KERNEL.findall(depends)
             if meta and {platform.release(), waiting} & set(kernels):
                 series.append((platform.release() in kernels, meta.group(1)))
-        if status[0] == "h":  # held, in any state
+        if status[0] == "h":  # held, whether it is installed or not
             holds.append(name)
     return {
         "packages": versions,
@@ -129,34 +122,35 @@ def packages(waiting=None):
 
 
 def leads_to(name, depends):
-    """Find {name: package} for a package that only leads to the same one of another branch.
+    """Return {name: package} for a transitional package; {} for any other package.
 
-    From 615 on it may lead to the package of the open module. Returns {} for other packages.
+    A transitional package only leads to the package of the same kind of another branch, or, from
+    615 on, to the package of the open module.
     """
     # Ubuntu has packages with the names of ended branches (nvidia-driver-550 depends on
     # nvidia-driver-580), and Debian has some (nvidia-tesla-450-kernel-dkms). The version of such a
     # package is not a driver's version.
     branch = BRANCH.match(name)
+    if not branch:
+        return {}
+    # "nvidia-driver-580 (>= 580.65), libc6 | libc6.1": names without versions.
     for dependency in re.findall(r"[a-z0-9][a-z0-9+.-]+", re.sub(r"\([^)]*\)", "", depends)):
-        other_branch = branch and BRANCH.match(dependency)
-        another_branch = (
-            other_branch
-            and other_branch.group(1) == branch.group(1)
-            and other_branch.group(2) != branch.group(2)
-        )
-        if another_branch or (branch and dependency == name + "-open"):
+        target = BRANCH.match(dependency)
+        is_same_kind = target and target.group(1) == branch.group(1)
+        if (is_same_kind and target.group(2) != branch.group(2)) or dependency == name + "-open":
             return {name: dependency}
     return {}
 
 
 def archive(pin, simulate, installed):
-    """Simulate what apt would install without our pin; installed: the result of packages().
+    """Return the archive's packages, and what apt would install of them without our pin.
 
-    "offered": {package: version}. "offered_transitional": the transitional ones, as packages()
-    returns them. "uninstallable": {package, or packages that belong together: reason} of drivers
-    whose dependencies the archive lacks. "prebuilt": {packages that belong together: modules and
-    kernels that come with them} of drivers with signed modules for the kernel's series. The last
-    two are {} without a simulation.
+    pin: the path of role driver's pin; installed: the result of packages(). Keys of the result:
+    "offered": {package: version}. "offered_transitional": {transitional package: its target}.
+    "uninstallable": {names: reason} of drivers whose dependencies the archive lacks. "prebuilt":
+    {names: modules and kernels that would come too} of drivers with signed modules. Names are of
+    packages to install together, joined by blanks. If `simulate` is false, "uninstallable" is {},
+    and "prebuilt" has no modules or kernels.
     """
     names = {name for name in text_of("apt-cache", "pkgnames").split() if OFFERED.match(name)}
     names |= {name for name in installed["packages"] if name.startswith("linux-")}
@@ -169,36 +163,41 @@ def archive(pin, simulate, installed):
         text = text_of("apt-cache", "-o", option, "policy", *sorted(names)) if names else ""
         pairs = re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (\S+)", text, re.MULTILINE)
         offered = {name: version for name, version in pairs if version != "(none)"}
-        leading = transitional(option, sorted(offered))
-        drivers = [name for name in offered if DRIVERS.match(name) and name not in leading]
+        targets = transitional(option, sorted(offered))
+        drivers = [name for name in offered if DRIVERS.match(name) and name not in targets]
         signed = prebuilt(offered, installed["kernel_series"])
-        ways = sorted(drivers) + signed if simulate else []
-        answers = dict.fromkeys(ways, ([], None))
-        if ways and apt_broken():  # apt would refuse everything, so its answers say nothing
-            ways = []
+        # Each key is a set of packages, in one string: JSON has no other keys.
+        package_sets = sorted(drivers) + signed if simulate else []
+        # With broken packages apt would refuse every installation, so its answers say nothing.
+        if package_sets and apt_broken():
+            package_sets = []
         with ThreadPoolExecutor(max_workers=4) as pool:
-            tries = pool.map(lambda way: simulate_install(way.split(), option), ways)
-            answers.update(zip(ways, tries))
+            tries = pool.map(lambda names: simulate_install(names.split(), option), package_sets)
+            answers = dict(zip(package_sets, tries))
     return {
         "offered": offered,
-        "offered_transitional": leading,
-        "uninstallable": {way: reason for way, (_, reason) in answers.items() if reason},
-        "prebuilt": {way: answers.get(way, ([], None))[0] for way in signed},
+        "offered_transitional": targets,
+        "uninstallable": {names: reason for names, (_, reason) in answers.items() if reason},
+        "prebuilt": {names: answers.get(names, ([], None))[0] for names in signed},
     }
 
 
 def prebuilt(offered, series):
-    """List drivers with Ubuntu's signed modules: packages that belong together, in one string."""
+    """List sets of packages that bring a driver with Ubuntu's signed modules.
+
+    Each set is one string: the metapackage of the modules, the modules of the running kernel if the
+    archive has them, and the driver.
+    """
     # Every driver depends on nvidia-dkms. Only the metapackage of the kernel's series provides it,
     # not the modules of one kernel. The running kernel may be older than the metapackage's kernel.
-    ways = []
+    package_sets = []
     for name in sorted(offered):
         branch = re.match(r"nvidia-(?:driver|headless-no-dkms)-(\d.*)$", name)
         meta = branch and MODULES.format(branch.group(1), series)
         if meta in offered:
             module = MODULES.format(branch.group(1), platform.release())
-            ways.append(" ".join([meta] + [module] * (module in offered) + [name]))
-    return ways
+            package_sets.append(" ".join([meta] + [module] * (module in offered) + [name]))
+    return package_sets
 
 
 def transitional(option, names):
@@ -215,13 +214,14 @@ def transitional(option, names):
 
 def simulate_install(names, option):
     """Simulate an installation. Return (modules and kernels that would come, apt's refusal)."""
-    # Without holds, since the role releases its driver before it installs another.
+    # The simulation ignores holds, since the role releases its driver before it installs another.
     argv = ["apt-get", "-o", option, "-o", "APT::Ignore-Hold=true", "--simulate"]
     argv.append("--no-install-recommends")
     succeeded, text = outcome(*argv, "--allow-change-held-packages", "install", *names)
     if succeeded:
-        coming = re.findall(r"^Inst (\S+) ", text, re.MULTILINE)
-        return sorted(name for name in coming if KERNEL_PARTS.match(name)), None
+        # "Inst nvidia-driver-570 (570.133.07-0ubuntu1 Ubuntu:24.04/noble [amd64])"
+        incoming = re.findall(r"^Inst (\S+) ", text, re.MULTILINE)
+        return sorted(name for name in incoming if KERNEL_PARTS.match(name)), None
     return [], apt_reason(text) or "it does not say why"
 
 
@@ -230,14 +230,15 @@ def runfile():
     text = read("/var/lib/nvidia/log")
     if text is None:
         return None
+    # The first line is "580.126.20", or "1.0-10033 (440.33.01)" from older installers.
     match = re.search(r"\d{3}\.\d+(\.\d+)?", text.split("\n")[0])
     return match.group() if match else "0"
 
 
 def module(kernel):
     """Read the version of the module that is installed for `kernel`; None if there is none."""
-    # Debian's modules have the names of their packages: nvidia-current, nvidia-tesla-470. Debian's
-    # alternatives prefer the newest of several.
+    # Debian's modules have the names of their packages: nvidia-current, nvidia-tesla-470. If there
+    # are several, Debian's alternatives prefer the newest.
     names = {"nvidia", "nvidia-current", *(os.path.basename(path) for path in glob.glob(DKMS))}
     versions = {text_of("modinfo", "-k", kernel, "-F", "version", name) for name in names} - {""}
     return max(versions, key=numbers) if versions else None
@@ -253,13 +254,14 @@ def sessions():
     """Return (units, names) of the sessions at this machine's seats.
 
     units: the control groups of the processes of graphical sessions, including login screens;
-    names: of the people who are logged in there.
+    names: the people who are logged in at the seats.
     """
     units, names = [], set()
     for line in text_of("loginctl", "list-sessions", "--no-legend").splitlines():
-        name = line.split()[0]
-        text = text_of("loginctl", "show-session", name)
+        name = line.split()[0]  # "2 1000 anna seat0 tty2"
+        text = text_of("loginctl", "show-session", name)  # lines such as Seat=seat0
         session = dict(row.split("=", 1) for row in text.splitlines() if "=" in row)
+        # A desktop's processes are in the session's scope, or in services of the user's systemd.
         if session.get("Seat") and session.get("Type") in GRAPHICAL:
             units += [session.get("Scope"), "user@%s.service" % session.get("User")]
         if session.get("Seat") and session.get("Class", "user") == "user":
@@ -268,24 +270,24 @@ def sessions():
 
 
 def processes(manager):
-    """List processes that draw on a screen, and others that have the NVIDIA device open.
+    """List processes that draw on a screen, and other processes that have an NVIDIA device open.
 
-    manager: the unit of the login screen, or None. A process of this unit or of a graphical session
-    counts as drawing unless it computes: it ends when the display stops.
+    manager: the unit of the login screen, or None.
     """
-    seats, seated = sessions()
-    units = seats + [manager] * bool(manager)
-    displays, users = [], []
+    session_units, seated = sessions()
+    units = session_units + [manager] * bool(manager)
+    displays, gpu_processes = [], []
     for folder in glob.glob(PROCESSES):
         pid, command = int(os.path.basename(folder)), read(folder + "/comm")
         row = {"pid": pid, "command": command}
         if command in DISPLAYS:
             displays.append(row)
         elif command not in SERVICES and opens(folder + "/fd", "/dev/nvidia"):
+            # "0::/system.slice/gdm.service": this process would end with the display.
             groups = (read(folder + "/cgroup") or "").replace("\n", "/").split("/")
-            drawing = set(units) & set(groups) and not opens(folder + "/fd", COMPUTES)
-            (displays if drawing else users).append(row)
-    return {"displays": displays, "gpu_processes": users, "seated": seated}
+            draws = set(units) & set(groups) and not opens(folder + "/fd", COMPUTES)
+            (displays if draws else gpu_processes).append(row)
+    return {"displays": displays, "gpu_processes": gpu_processes, "seated": seated}
 
 
 def opens(folder, prefix):
@@ -304,7 +306,7 @@ def display_manager():
     values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     is_loaded = values.get("LoadState") == "loaded"
     return {
-        # Its Id, since display-manager.service is only another name.
+        # display-manager.service is only an alias. Its Id is the name of the unit: gdm.service.
         "display_manager": values["Id"] if is_loaded else None,
         "display_manager_active": is_loaded and values.get("ActiveState") == "active",
     }
@@ -317,7 +319,7 @@ def free(folder):
 
 
 def main():
-    module_ = AnsibleModule(
+    ansible_module = AnsibleModule(
         argument_spec={
             "pin": {"type": "path", "required": True},
             "simulate": {"type": "bool", "default": False},
@@ -338,11 +340,13 @@ def main():
         "held_by_us": (read(HELD) or "").split(),
         "pending": os.path.exists("/var/lib/tandem/driver/before"),
     }
+    # archive() needs the result of packages(), and processes() that of display_manager().
     facts.update(packages(waiting))
     facts.update(display_manager())
     facts.update(processes(facts["display_manager"]))
-    facts.update(archive(module_.params["pin"], module_.params["simulate"], facts))
-    module_.exit_json(changed=False, facts=facts)
+    parameters = ansible_module.params
+    facts.update(archive(parameters["pin"], parameters["simulate"], facts))
+    ansible_module.exit_json(changed=False, facts=facts)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
 #!/usr/bin/python
-"""Collects the facts that preflight checks. Only reads. Python >= 3.6, standard library."""
+"""Collects the facts that preflight checks: hardware, system, network and settings of a machine.
+
+Ansible runs this file on each machine, so it has to run on Python 3.6 without other packages. The
+module only reads; planning/reading.py checks what it returns, and planning/preflight.py judges it.
+"""
 
 import glob
 import json
@@ -41,22 +45,8 @@ options:
 author: Tandem
 """
 
-EXAMPLES = r"""
-- name: Collect
-  machine_facts:
-    address: 192.168.56.111
-    folders: [/opt/tandem, /srv/tandem/data]
-"""
-
-RETURN = r"""
-facts:
-  description: What was read; None where the machine does not report it.
-  returned: always
-  type: dict
-"""
-
 CRYPTTAB = "/etc/crypttab"
-# By which an initial RAM disk opens a disk without anybody: bound to a TPM or a server.
+# With this file, an initial RAM disk opens encrypted disks by a TPM or a server, without a person.
 CLEVIS = "/usr/share/initramfs-tools/hooks/clevis"
 SOURCES = ("/etc/apt/sources.list", "/etc/apt/sources.list.d/*")
 # With these settings apt-get update asks only for each source's Release file, stores it in a
@@ -77,12 +67,13 @@ Dir::Cache "%(folder)s/cache";
 """
 PYTHON = "import sys; print('%d.%d' % sys.version_info[:2])"
 TOOLKITS = "/usr/local/cuda*"
-HOLDS = "/var/lib/tandem/driver/held"
+HOLDS = "/var/lib/tandem/driver/held"  # names of the packages that role driver holds
 DISPLAY = "0x03"  # PCI class of display controllers
 NVIDIA = "10de"
 DEVICES = "/sys/bus/pci/devices/*"
 # The decision of prime-select: on (nvidia), on-demand, or off (intel), which disables the driver.
 PRIME = "/etc/prime-discrete"
+# "NVRM: Xid (PCI:0000:01:00): 79, pid=1234, GPU has fallen off the bus."
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?[0-9A-Fa-f:.]+\): (\d{1,4}),")
 
 # Finds another machine with our address by an ARP probe, which changes nobody's cache (RFC 5227).
@@ -92,9 +83,11 @@ import socket, struct, sys, time
 name, address = sys.argv[1], socket.inet_aton(sys.argv[2])
 line = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0806))
 line.bind((name, 0))
-own = line.getsockname()[4]
-ask = struct.pack("!HHBBH", 1, 0x0800, 6, 4, 1) + own + bytes(4) + bytes(6) + address
-line.send(b"\xff" * 6 + own + b"\x08\x06" + ask)
+mac = line.getsockname()[4]
+# ARP's fields: hardware and protocol type, their lengths, operation 1 (request); sender's hardware
+# and IP address (0.0.0.0 makes it a probe), target's hardware and IP address.
+request = struct.pack("!HHBBH", 1, 0x0800, 6, 4, 1) + mac + bytes(4) + bytes(6) + address
+line.send(b"\xff" * 6 + mac + b"\x08\x06" + request)
 end = time.time() + 0.5
 while time.time() < end:
     line.settimeout(max(0.001, end - time.time()))
@@ -102,13 +95,17 @@ while time.time() < end:
         frame = line.recv(64)
     except socket.timeout:
         break
-    if frame[20:22] == b"\0\2" and frame[28:32] == address and frame[22:28] != own:
+    # After the 14 bytes of Ethernet's header: operation 2 (reply) at 20, the sender's hardware
+    # address at 22 and its IP address at 28.
+    if frame[20:22] == b"\0\2" and frame[28:32] == address and frame[22:28] != mac:
         print(":".join("%02x" % byte for byte in frame[22:28]))
         break
 """
 
 
 def system():
+    """Read the facts about the operating system, the compiler, Python and the memory."""
+    # /etc/os-release has lines such as VERSION_ID="22.04" and ID=ubuntu.
     pairs = re.findall(r'^(\w+)="?([^"\n]*)"?$', read("/etc/os-release") or "", re.MULTILINE)
     release = dict(pairs)
     gcc = output("gcc", "-dumpfullversion")
@@ -131,20 +128,23 @@ def system():
 
 def gpus():
     """List the graphics cards, and separately the NVIDIA ones that virtual machines may take."""
-    cards, passed = [], []
-    for device in sorted(glob.glob(DEVICES)):
-        kind = read(device + "/class") or ""
-        if kind.startswith(DISPLAY):
-            vendor, card = (read(device + "/" + name)[2:] for name in ("vendor", "device"))
-            holder = os.path.basename(os.path.realpath(device + "/driver"))
-            if vendor == NVIDIA and holder == "vfio-pci":  # reserved for a virtual machine
-                passed.append(card)
+    cards, passed_through = [], []
+    for folder in sorted(glob.glob(DEVICES)):
+        device_class = read(folder + "/class") or ""
+        if device_class.startswith(DISPLAY):
+            # "0x10de" -> "10de"
+            vendor, card = (read(folder + "/" + name)[2:] for name in ("vendor", "device"))
+            kernel_driver = os.path.basename(os.path.realpath(folder + "/driver"))
+            if vendor == NVIDIA and kernel_driver == "vfio-pci":
+                passed_through.append(card)
             else:
                 cards.append({"vendor": vendor, "device": card})
-    return {"gpus": cards, "passed_through": passed, "prime": read(PRIME)}
+    return {"gpus": cards, "passed_through": passed_through, "prime": read(PRIME)}
 
 
 def driver():
+    """Read the facts about the loaded NVIDIA driver, and whether Secure Boot is on."""
+    # "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 10:11:16 UTC 2025"
     loaded = re.search(
         r"Kernel Module.*?\s(\d+\.\d+[.\d]*)", read("/proc/driver/nvidia/version") or ""
     )
@@ -152,35 +152,31 @@ def driver():
     # a reboot. It is a link, which alternatives manage on Debian.
     path = os.path.realpath("/usr/lib/%s-linux-gnu/libnvidia-ml.so.1" % platform.machine())
     library = path.split(".so.")[1] if os.path.exists(path) else None
-    secure = None
+    # An EFI variable has four bytes of attributes before its value; a BIOS has no variables.
+    secure_boot = None
     for path in glob.glob("/sys/firmware/efi/efivars/SecureBoot-*"):
         with open(path, "rb") as file:
-            secure = file.read()[-1:] == b"\1"  # after four bytes of attributes
+            secure_boot = file.read()[-1:] == b"\1"
     return {
         "driver": loaded.group(1) if loaded else None,
         "driver_library": library,
         "nouveau": os.path.isdir("/sys/module/nouveau"),
-        "secure_boot": secure,
-        "xids": xids(kernel_log()),
+        "secure_boot": secure_boot,
+        "xids": logged_xids(),
     }
 
 
-def kernel_log():
-    """Read the kernel's messages since it booted; "" without permission."""
-    argv = ["journalctl", "--dmesg", "--boot", "--no-pager", "--output=cat", "--quiet"]
+def logged_xids():
+    """List the numbers of NVIDIA's errors that the kernel logged since it booted."""
+    journal = ["journalctl", "--dmesg", "--boot", "--no-pager", "--output=cat", "--quiet"]
     # Without sudo, group adm may read the journal, or everybody the kernel's buffer.
-    texts = (output(*way, seconds=60) for way in (["sudo", "-n", *argv], argv, ["dmesg"]))
-    return next(filter(None, texts), "")
-
-
-def xids(log):
-    """Find the numbers of NVIDIA's errors in a kernel's log."""
+    commands = (["sudo", "-n", *journal], journal, ["dmesg"])
+    log = next(filter(None, (output(*command, seconds=60) for command in commands)), "")
     return sorted({int(number) for number in XID.findall(log)})
 
 
 def disk(folder):
-    """Measure the file system that has `folder` or will have it: bytes, inodes, read-only,
-    device."""
+    """Measure the file system on which `folder` is or will be: bytes, inodes, read-only, device."""
     existing = os.path.abspath(folder)
     while not os.path.exists(existing):
         existing = os.path.dirname(existing)
@@ -197,15 +193,17 @@ def disk(folder):
 def mounts():
     """List [{"path", "type"}] of /etc/fstab's network and data mounts that are not mounted."""
     mounted = {line.split()[1] for line in (read("/proc/self/mounts") or "").splitlines()}
-    missing = []  # the mount point of swap is "none"
+    expected = []
     for line in (read("/etc/fstab") or "").splitlines():
+        # "UUID=5a3b... /srv/data ext4 defaults,nofail 0 2"; the mount point of swap is "none".
         words = line.split("#")[0].split()
         if len(words) >= 4 and words[1].startswith("/") and "noauto" not in words[3]:
-            missing.append({"path": words[1], "type": words[2]})
-    return [mount for mount in missing if mount["path"] not in mounted]
+            expected.append({"path": words[1], "type": words[2]})
+    return [mount for mount in expected if mount["path"] not in mounted]
 
 
 def network(address):
+    """Read the facts about links, names and firewalls; address: this machine's in the inventory."""
     links = []
     # iproute2 4.15 prints {} for links that it omits.
     for link in filter(None, json.loads(output("ip", "-j", "address") or "[]")):
@@ -220,18 +218,17 @@ def network(address):
                 "speed": int(speed) if speed and speed.isdigit() else None,
                 "duplex": read(base + "/duplex"),
                 "wireless": os.path.isdir(base + "/wireless"),
-                # WireGuard's and Tailscale's have no hardware address, OpenVPN's and ZeroTier's
-                # these flags.
+                # Tunnels of WireGuard and Tailscale have no hardware address. Tunnels of OpenVPN
+                # and ZeroTier have the file tun_flags.
                 "tunnel": link.get("link_type") == "none" or os.path.exists(base + "/tun_flags"),
                 "physical": os.path.exists(base + "/device"),
-                "addresses": [a["local"] for a in ipv4(link)],
-                "networks": ["%s/%d" % (a["local"], a["prefixlen"]) for a in ipv4(link)],
+                "addresses": [row["local"] for row in ipv4(link)],
+                "networks": ["%s/%d" % (row["local"], row["prefixlen"]) for row in ipv4(link)],
             }
         )
-    name = socket.gethostname()
     interface = next((link["name"] for link in links if address in link["addresses"]), None)
     return {
-        "hostname": name,
+        "hostname": socket.gethostname(),
         "links": links,
         "loopback_names": loopback_names(),
         "ufw_conf": read("/etc/ufw/ufw.conf") or "",
@@ -255,7 +252,7 @@ def loopback_names():
     """List the names with a loopback address in /etc/hosts, except "localhost" and its like."""
     names = []
     for line in (read("/etc/hosts") or "").splitlines():
-        words = line.split("#")[0].split()
+        words = line.split("#")[0].split()  # "127.0.1.1 pc1.lab pc1"
         if words and words[0].startswith("127."):
             names += [word for word in words[1:] if not word.startswith("localhost")]
     return names
@@ -276,7 +273,7 @@ def process_with_lock(path):
     except OSError:
         return None
     for line in (read("/proc/locks") or "").splitlines():
-        # "->" marks a process that waits for the lock.
+        # "2: POSIX  ADVISORY  WRITE 1234 08:02:393282 0 EOF"; a waiting process has "->".
         match = re.search(r"(\d+) [0-9a-f]+:[0-9a-f]+:(\d+) ", line)
         if match and int(match.group(2)) == inode and "->" not in line:
             pid = match.group(1)
@@ -285,6 +282,7 @@ def process_with_lock(path):
 
 
 def settings():
+    """Read the facts about packages, the clock, programs, and settings that people made."""
     environment = read("/etc/environment") or ""
     libraries = re.search(r'^LD_LIBRARY_PATH="?([^"\n]*)', environment, re.MULTILINE)
     folders = libraries.group(1).split(":") if libraries else []
@@ -310,29 +308,32 @@ def settings():
 def boot_passphrases():
     """List the encrypted disks that wait for a passphrase at the machine's screen during a boot.
 
-    By crypttab(5): disks without a key file, which no TPM opens, and which must be open.
+    source: crypttab(5).
     """
     waiting, text = [], read(CRYPTTAB)
-    if text is None and os.path.exists(CRYPTTAB):  # Ubuntu's installer lets only root read it
+    if text is None and os.path.exists(CRYPTTAB):  # after Ubuntu's installer only root may read it
         text = output("sudo", "-n", "cat", CRYPTTAB)
     for line in (text or "").splitlines():
+        # "sda3_crypt UUID=5a3b... none luks,discard"; the key and the options may be absent.
         words = line.split("#")[0].split()
         if len(words) < 2:
             continue
-        # The third and fourth field may be absent.
-        key, listed = [*words[2:4], "none", ""][:2] if len(words) < 4 else words[2:4]
-        options = {option.split("=")[0] for option in listed.split(",")}
+        key = words[2] if len(words) > 2 else "none"
+        option_words = words[3].split(",") if len(words) > 3 else []
+        options = {option.split("=")[0] for option in option_words}
+        # A person types the passphrase of a disk without a key file. A keyscript may ask a person.
         by_hand = key in ("none", "-") or "keyscript" in options
+        # The boot does not wait for a disk with noauto or nofail, and a TPM needs no passphrase.
         if by_hand and not options & {"noauto", "nofail", "tpm2-device"}:
             waiting.append(words[0])
-    return [] if os.path.exists(CLEVIS) else waiting  # Clevis needs no person
+    return [] if os.path.exists(CLEVIS) else waiting
 
 
 def dead_sources():
     """Ask apt for its sources that lack their suite, or that have no valid signature.
 
-    Returns [{"source": "ADDRESS SUITE", "file", "unsigned"}]; [] if no source answers, because then
-    the machine has no internet.
+    Returns [{"source": "ADDRESS SUITE", "file", "unsigned"}]. "file": the file of apt's that names
+    the address; None if no file that this user can read does.
     """
     with tempfile.TemporaryDirectory() as folder:
         for name in ("lists/partial", "cache/archives/partial"):
@@ -341,36 +342,40 @@ def dead_sources():
         with open(settings_file, "w") as file:
             file.write(ASK_SOURCES % {"folder": folder})
         _, text = outcome("apt-get", "update", "-c", settings_file, seconds=30)
-    # A source without a suite ("deb ADDRESS /"), as NVIDIA's, has two blanks there.
+    # If no source answers, the machine has no internet, and the errors say nothing about sources.
+    if not re.search(r"^(Get|Hit):", text, re.MULTILINE):
+        return []
+    # "E: The repository 'http://deb.debian.org/debian buster Release' no longer has a Release
+    # file." and "... InRelease' is not signed." A source without a suite ("deb ADDRESS /"), such as
+    # NVIDIA's, has two blanks after the address.
     refused = (
         r"^(?:E|Error): The repository '(\S+ \S*) (?:In)?Release' (does not have|no longer has|is)"
     )
-    names = re.findall(refused, text, re.MULTILINE)
-    if not re.search(r"^(Get|Hit):", text, re.MULTILINE):
-        return []
-    return [
-        {"source": name.strip(), "file": file_of_source(name.split()[0]), "unsigned": verb == "is"}
-        for name, verb in names
-    ]
-
-
-def file_of_source(address):
-    """Find the file of apt's that names an address; None if it cannot be read."""
+    words_of_file = {}
     for path in (path for pattern in SOURCES for path in sorted(glob.glob(pattern))):
-        lines = (line.split("#")[0] for line in (read(path) or "").splitlines())
-        if any(word.rstrip("/") == address.rstrip("/") for line in lines for word in line.split()):
-            return path
-    return None
+        lines = [line.split("#")[0] for line in (read(path) or "").splitlines()]
+        words_of_file[path] = {word.rstrip("/") for word in " ".join(lines).split()}
+    sources = []
+    for name, verb in re.findall(refused, text, re.MULTILINE):
+        address = name.split()[0].rstrip("/")
+        paths = (path for path, words in words_of_file.items() if address in words)
+        row = {"source": name.strip(), "file": next(paths, None), "unsigned": verb == "is"}
+        sources.append(row)
+    return sources
 
 
 def toolkits():
-    """Return {folder: version of its nvcc, or None} of the CUDA toolkits that others installed in
-    the places of Tandem's. A link does not count."""
+    """Return {folder: version of its nvcc, or None} of CUDA toolkits that Tandem did not install.
+
+    Only folders that Tandem would use count, such as /usr/local/cuda-12.6.
+    """
     versions = {}
     for folder in sorted(glob.glob(TOOLKITS)):
         is_tandems = os.path.exists(folder + "/.tandem/cuda")
+        # /usr/local/cuda is usually a link to one of the toolkits, which has its own row.
         is_toolkit = re.search(r"cuda(-\d+\.\d+)?$", folder) and not os.path.islink(folder)
         if is_toolkit and not is_tandems:
+            # "Cuda compilation tools, release 12.6, V12.6.85"
             text = output(folder + "/bin/nvcc", "--version", seconds=60) or ""
             version = re.search(r"\bV(\d+\.\d+\.\d+)", text)
             versions[folder] = version.group(1) if version else None
@@ -380,16 +385,17 @@ def toolkits():
 def held_since():
     """Return when role driver last changed its holds, in Unix seconds; None if it holds no kernel.
 
-    `make check` needs it, since a held kernel gets no security fixes.
+    `make check` warns after some time, since a held kernel gets no security fixes.
     """
+    # Packages of the driver do not count, not even Ubuntu's signed modules.
     if not re.search(r"^linux-(?!modules-nvidia-)", read(HOLDS) or "", re.MULTILINE):
         return None
     return os.stat(HOLDS).st_mtime
 
 
 def environments():
-    """List the environments that role python_env completed."""
-    # The role writes the lock last.
+    """List the names of the Python environments that role python_env completed."""
+    # The role writes .tandem-lock last: /opt/tandem/envs/cu126-0123456789ab/.tandem-lock.
     return sorted(path.split("/")[-2] for path in glob.glob("/opt/tandem/envs/*/.tandem-lock"))
 
 

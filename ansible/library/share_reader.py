@@ -1,12 +1,16 @@
 #!/usr/bin/python
-"""Find the user as whom a folder is shared. Reads only. Python >= 3.6, standard library."""
+"""Find the user as whom a folder is shared: clients can read what this user can read.
+
+Ansible runs this file on the server of a share, so it has to run on Python 3.6 without other
+packages. It only reads.
+"""
 
 import os
 import pwd
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible.module_utils.users import acting_as, as_far_as_root, name_of
+from ansible.module_utils.users import acting_as, name_of, split_at_root
 
 DOCUMENTATION = r"""
 ---
@@ -30,13 +34,6 @@ options:
 author: Tandem
 """
 
-EXAMPLES = r"""
-- name: Look at the folder
-  share_reader:
-    path: /srv/tandem/data
-    user: anna
-"""
-
 RETURN = r"""
 reader:
   description: >-
@@ -56,15 +53,16 @@ def main():
         {"path": {"required": True}, "user": {"required": True}}, supports_check_mode=True
     )
     path, trains = module.params["path"], pwd.getpwnam(module.params["user"])
-    folder, _ = as_far_as_root(path)
+    # The owner of the first folder that others than root may change decides where the path leads.
+    folder, _ = split_at_root(path)
     entry = os.stat(folder)
     uid, gid = entry.st_uid or trains.pw_uid, entry.st_gid
     name = name_of(uid)
-    # Not with root's group either: clients could read files of that group.
+    # Clients could read files of root's group too. 65534 is nogroup.
     if not entry.st_uid or not gid:
         gid = pwd.getpwnam(name).pw_gid if name else 65534
     refusal = ""
-    # Only trying tells: ACLs, and links on the way.
+    # ACLs and links also decide who may read, so only an attempt shows it.
     with acting_as(uid, gid, name):
         try:
             os.listdir(path)

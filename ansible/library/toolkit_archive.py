@@ -1,5 +1,9 @@
 #!/usr/bin/python
-"""Put cuDNN or NCCL inside a CUDA toolkit, or remove it. Python >= 3.6."""
+"""Put the files of cuDNN or NCCL inside a CUDA toolkit, or remove them.
+
+Ansible runs this file on each machine, so it has to run on Python 3.6. Roles cudnn and nccl call
+the module. A record in the toolkit lists the files, so that a later call can remove them.
+"""
 
 import errno
 import hashlib
@@ -45,15 +49,6 @@ options:
 author: Tandem
 """
 
-EXAMPLES = r"""
-- name: Put cuDNN into the toolkit
-  toolkit_archive:
-    name: cudnn
-    toolkit: /usr/local/cuda-10.2
-    src: /var/tmp/cudnn-10.2-linux-x64-v8.0.5.39.tgz
-    sha256: 21f84c05c67bf1ec859e77c38ccd5bf154964fa1c308f449959be4c356e382f3
-"""
-
 RETURN = r"""
 files:
   description: Files that are there now, relative to the toolkit.
@@ -81,22 +76,24 @@ def sha256(path):
     return digest.hexdigest()
 
 
-def record_of(toolkit, name):
+def record_path(toolkit, name):
+    """Return the path of the record that lists the files of cuDNN or NCCL in a toolkit."""
     return os.path.join(toolkit, ".tandem", name + ".json")
 
 
 def read_record(toolkit, name):
     """Read {"sha256", "files"}; sha256 is None if an installation was interrupted."""
     try:
-        with open(record_of(toolkit, name)) as file:
+        with open(record_path(toolkit, name)) as file:
             return json.load(file)
     except OSError:
         return {"sha256": None, "files": []}
 
 
 def write_record(toolkit, name, digest, files):
-    path = record_of(toolkit, name)
-    # Atomically: a damaged record would leave files that nobody removes.
+    """Replace the record; digest: SHA-256 of the archive, None while an installation runs."""
+    path = record_path(toolkit, name)
+    # The record is replaced atomically: after a damaged record nobody could remove the files.
     with open(path + ".new", "w") as file:
         json.dump({"sha256": digest, "files": sorted(files)}, file)
         file.flush()
@@ -105,24 +102,26 @@ def write_record(toolkit, name, digest, files):
 
 
 def tars(src, work):
-    """Yield the tar archives of `src`. A local-repository deb has one for each deb inside."""
+    """Yield the paths of the tar archives of `src`; work: a folder for temporary files."""
     if not src.endswith(".deb"):
         yield src
         return
-    outer = data_of(src, os.path.join(work, "repository.tar"))
-    with tarfile.open(outer) as archive:
-        inner = [m for m in archive.getmembers() if m.isfile() and m.name.endswith(".deb")]
-        for number, member in enumerate(inner):
+    repository = extract_tar(src, os.path.join(work, "repository.tar"))
+    # NVIDIA's local-repository package installs a folder of packages, which have the files.
+    with tarfile.open(repository) as archive:
+        members = archive.getmembers()
+        debs = [member for member in members if member.isfile() and member.name.endswith(".deb")]
+        for number, member in enumerate(debs):
             deb = os.path.join(work, "%d.deb" % number)
             with archive.extractfile(member) as source, open(deb, "wb") as target:
                 shutil.copyfileobj(source, target)
-            yield data_of(deb, os.path.join(work, "%d.tar" % number))
-    if not inner:
-        yield outer
+            yield extract_tar(deb, os.path.join(work, "%d.tar" % number))
+    if not debs:  # a plain package, such as libnccl2
+        yield repository
 
 
-def data_of(deb, tar):
-    """Open a package's files as a tar archive. Raises Refused for a file that is not a package."""
+def extract_tar(deb, tar):
+    """Write a package's files as the archive `tar`; return its path. Raises Refused and OSError."""
     with open(tar, "wb") as output:
         process = subprocess.run(
             ["dpkg-deb", "--fsys-tarfile", deb], stdout=output, stderr=subprocess.PIPE, check=False
@@ -134,19 +133,19 @@ def data_of(deb, tar):
     return tar
 
 
-def place_of(member):
+def toolkit_path(member):
     """Return a member's path relative to the toolkit; None if the toolkit does not need it.
 
-    The archives have paths like ".../include/x.h" and ".../lib64/liby.so". Raises Refused for a
-    path that leads out of the archive.
+    Raises Refused for a path that leads out of the archive.
     """
+    # "cuda/include/cudnn.h", "nccl_2.19/lib/libnccl.so.2" or "./usr/lib/x86_64-linux-gnu/..."
     names = posixpath.normpath(member.name).split("/")
     if member.name.startswith("/") or ".." in names:
         raise Refused("it contains a path to a place outside of it: %s" % member.name)
     if not (member.isfile() or member.issym()):
         return None
     for index, folder in enumerate(names[:-1]):
-        # In a deb, lib contains the folder that has the libraries.
+        # In a deb, lib is only the parent of the folder that has the libraries.
         if folder == "lib" and names[index + 1] == "x86_64-linux-gnu":
             continue
         if folder in PLACES:
@@ -162,19 +161,19 @@ def unpack(src, folder):
     for tar in tars(src, work):
         with tarfile.open(tar) as archive:
             for member in archive:
-                place = place_of(member)
-                if place is None:
+                path = toolkit_path(member)
+                if path is None:
                     continue
-                target = os.path.join(folder, place)
-                if not os.path.isdir(os.path.dirname(target)):
-                    os.makedirs(os.path.dirname(target))
+                target = os.path.join(folder, path)
+                os.makedirs(os.path.dirname(target), exist_ok=True)
                 write_member(archive, member, target)
-                files.append(place)
+                files.append(path)
     return files
 
 
 def write_member(archive, member, target):
-    # extract() would follow a link that an earlier member made.
+    """Write a file or a link of an archive. Raises Refused for a link that leads out of it."""
+    # tarfile's extract() would follow a link that an earlier member made, and write outside.
     if member.issym():
         if os.path.isabs(member.linkname) or ".." in member.linkname.split("/"):
             raise Refused("it contains a link to a place outside of it: %s" % member.name)
@@ -186,8 +185,10 @@ def write_member(archive, member, target):
 
 
 def install(toolkit, name, src, digest):
-    """Install an archive, and return its files. Raises Refused, OSError and tarfile's errors, and
-    changes nothing then."""
+    """Install an archive, and return its files.
+
+    Raises Refused, OSError and tarfile's errors, before the first file is moved.
+    """
     folder = os.path.join(toolkit, ".tandem", name + ".new")
     clean(folder)
     try:
@@ -200,12 +201,11 @@ def install(toolkit, name, src, digest):
                 raise Refused(
                     "%s/%s already exists, and Tandem did not put it there" % (toolkit, file)
                 )
-        # Written before the first file moves, so that the list is complete even after a kill.
+        # The record comes first, so that it lists every file even after a kill.
         write_record(toolkit, name, None, set(files) | set(old_files))
         for file in files:
             target = os.path.join(toolkit, file)
-            if not os.path.isdir(os.path.dirname(target)):
-                os.makedirs(os.path.dirname(target))
+            os.makedirs(os.path.dirname(target), exist_ok=True)
             os.replace(os.path.join(folder, file), target)
         delete(toolkit, set(old_files) - set(files))
         write_record(toolkit, name, digest, files)
@@ -215,6 +215,7 @@ def install(toolkit, name, src, digest):
 
 
 def clean(folder):
+    """Remove the temporary folders of an installation, also of one that was killed."""
     for path in (folder, folder + ".work"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -227,23 +228,23 @@ def delete(toolkit, files):
 
 
 def remove(toolkit, name):
-    """Remove the files of an archive. Returns whether it was installed."""
-    record = record_of(toolkit, name)
+    """Remove the files of an archive. Returns true if the archive was installed."""
+    record = record_path(toolkit, name)
     clean(os.path.join(toolkit, ".tandem", name + ".new"))
     if not os.path.exists(record):
         return False
     delete(toolkit, read_record(toolkit, name)["files"])
-    os.unlink(record)  # last, so that a second call continues after a kill
+    os.unlink(record)  # the last step, so that a second call continues after a kill
     return True
 
 
 def present(module):
-    """Install a package, and return the module's result for state=present."""
+    """Install the archive if the toolkit lacks its files, and return the module's result."""
     params = module.params
     toolkit, name, digest = params["toolkit"], params["name"], params["sha256"]
     record = read_record(toolkit, name)
     is_complete = all(os.path.lexists(os.path.join(toolkit, file)) for file in record["files"])
-    is_needed = record["sha256"] != digest or not is_complete  # None: it was interrupted
+    is_needed = record["sha256"] != digest or not is_complete
     # Role cuda copies the archive to the machine only if it is needed, so `src` may not exist.
     if module.check_mode or not is_needed:
         return {"changed": is_needed, "wanted": is_needed, "files": record["files"]}
@@ -270,7 +271,7 @@ def main():
     try:
         if params["state"] == "present":
             module.exit_json(**present(module))
-        is_recorded = os.path.exists(record_of(params["toolkit"], params["name"]))
+        is_recorded = os.path.exists(record_path(params["toolkit"], params["name"]))
         changed = is_recorded if module.check_mode else remove(params["toolkit"], params["name"])
         module.exit_json(changed=changed, files=[])
     except (Refused, tarfile.TarError, EOFError) as error:

@@ -1,5 +1,9 @@
 #!/usr/bin/python
-"""Install or remove a key that lets somebody log in. Python >= 3.6, standard library."""
+"""Install or remove a public key in a user's authorized_keys.
+
+Ansible runs this file on each machine, so it has to run on Python 3.6 without other packages. It
+runs as root, but reads and writes in the home as the user (module_utils/users.py).
+"""
 
 import os
 import pwd
@@ -34,13 +38,6 @@ options:
 author: Tandem
 """
 
-EXAMPLES = r"""
-- name: Install the key
-  user_key:
-    user: anna
-    key: ssh-ed25519 AAAA... control@lab
-"""
-
 RETURN = r"""
 loose:
   description: >-
@@ -54,7 +51,7 @@ FLAGS = os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO in place of the file must not blo
 
 
 def read(file):
-    """Read the file's lines as bytes; none if there is no file."""
+    """Read the lines of a file as bytes; [] if there is no file. Raises OSError."""
     try:
         descriptor = os.open(file, os.O_RDONLY | FLAGS)
     except FileNotFoundError:
@@ -68,30 +65,31 @@ def read(file):
 
 def holds(line, key):
     """Return true if a line of authorized_keys has the key, after any options."""
+    # "no-pty ssh-ed25519 AAAAC3Nz... control@lab": the second word of `key` identifies it.
     return key.split()[1].encode() in line.split() and not line.lstrip().startswith(b"#")
 
 
 def install(file, key, check_mode):
-    """Add the key unless the file has it. Returns whether something changed."""
+    """Add the key unless the file has it. Returns true if something changed. Raises OSError."""
     lines = read(file)
     if any(holds(line, key) for line in lines):
         return False
     if not check_mode:
         os.makedirs(os.path.dirname(file), 0o700, exist_ok=True)
         # Without a new line at the end of the file, the key would become part of the last line.
-        begin = "\n" if lines and not lines[-1].endswith(b"\n") else ""
+        separator = "\n" if lines and not lines[-1].endswith(b"\n") else ""
         descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | FLAGS, 0o600)
         with open(descriptor, "ab") as opened:
-            opened.write((begin + key.strip() + "\n").encode())
+            opened.write((separator + key.strip() + "\n").encode())
     return True
 
 
 def remove(file, key, check_mode):
-    """Remove the lines that have the key. Returns whether something changed."""
+    """Remove the lines that have the key. Returns true if something changed. Raises OSError."""
     lines = read(file)
     remaining = [line for line in lines if not holds(line, key)]
     if remaining != lines and not check_mode:
-        # Replaced atomically, since sshd may read it at any time. A link stays a link.
+        # sshd may read the file at any time, so it is replaced atomically. A link stays a link.
         target = os.path.realpath(file)
         new_file = target + ".tandem"
         descriptor = os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | FLAGS, 0o600)
@@ -102,9 +100,11 @@ def remove(file, key, check_mode):
 
 
 def close(home, file, check_mode):
-    """Forbid others to write to the key's file and folder. Returns the paths that they may still
-    change."""
-    # The home is only reported: its owner may share it on purpose.
+    """Forbid group and others to write to the key's file and folder.
+
+    Returns the paths that they may still change, for which sshd ignores the key. Raises OSError.
+    """
+    # The home is only reported, since its owner may share it on purpose.
     loose = []
     for path in (home, os.path.dirname(file), file):
         mode = stat.S_IMODE(os.stat(path).st_mode) if os.path.exists(path) else 0

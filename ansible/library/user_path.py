@@ -1,12 +1,17 @@
 #!/usr/bin/python
-"""Make or remove a folder or a link for a user. Python >= 3.6, standard library."""
+"""Make or remove a folder or a link for a user.
+
+Ansible runs this file on each machine as root, so it has to run on Python 3.6 without other
+packages. Root itself acts only if no other user can change where the path leads
+(module_utils/users.py).
+"""
 
 import os
 import pwd
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible.module_utils.users import acting_as, as_far_as_root, is_roots_alone
+from ansible.module_utils.users import acting_as, is_roots_alone, split_at_root
 
 DOCUMENTATION = r"""
 ---
@@ -37,26 +42,18 @@ options:
 author: Tandem
 """
 
-EXAMPLES = r"""
-- name: Make the folder
-  user_path:
-    path: /srv/tandem/data
-    user: anna
-"""
-
-RETURN = "# only whether something changed"
-
 
 def make_folder(path, user, check_mode):
-    """Make a folder that the user may write to. Returns whether something changed."""
-    folder, missing = as_far_as_root(path)
+    """Make a folder that the user may write to. Returns true if something changed."""
+    folder, missing = split_at_root(path)
     new_folder = os.path.join(folder, missing)
-    if missing and is_roots_alone(folder):  # the rest of the path does not exist
+    # split_at_root stopped in a folder of root, so `missing` does not exist there.
+    if missing and is_roots_alone(folder):
         if not check_mode:
             os.makedirs(new_folder)
             os.chown(new_folder, user.pw_uid, user.pw_gid)
         return True
-    # The whole path is root's, so it is safe to give its last folder to the user.
+    # Only root may change any folder of the path, so no link can redirect this change of owner.
     if not missing and os.stat(folder).st_uid == 0 and user.pw_uid:
         if not os.path.isdir(folder):
             raise OSError("it is no folder")
@@ -73,8 +70,8 @@ def make_folder(path, user, check_mode):
         return True
 
 
-def link(path, source, check_mode):
-    """Make a link, or replace another one. Returns whether something changed."""
+def make_link(path, source, check_mode):
+    """Make a link to `source`, in place of any other link. Returns true if something changed."""
     if os.path.islink(path):
         if os.readlink(path) == source:
             return False
@@ -87,7 +84,7 @@ def link(path, source, check_mode):
 
 
 def remove(path, _, check_mode):
-    """Remove a link or an empty folder, nothing else. Returns whether something changed."""
+    """Remove a link or an empty folder, nothing else. Returns true if something changed."""
     is_link = os.path.islink(path)
     if not is_link and (not os.path.isdir(path) or os.path.ismount(path) or os.listdir(path)):
         return False
@@ -108,19 +105,21 @@ def main():
         required_if=[("state", "link", ["src"])],
     )
     path, name, state = (module.params[key] for key in ("path", "user", "state"))
-    os.umask(0o022)  # sudo may have kept a user's, with which others could not enter the folder
+    # sudo may have kept a user's stricter umask, and then other users could not enter the folder.
+    os.umask(0o022)
     try:
         user = pwd.getpwnam(name)
         if state == "directory":
             changed = make_folder(path, user, module.check_mode)
         else:
-            above, name_in_folder = os.path.split(path.rstrip("/"))
-            folder, missing = as_far_as_root(above)
-            act = link if state == "link" else remove
+            # Only the folder above may lead through links. The last name is the link itself.
+            parent, last_name = os.path.split(path.rstrip("/"))
+            folder, missing = split_at_root(parent)
+            act = make_link if state == "link" else remove
             owner = (0, 0) if is_roots_alone(folder) else (user.pw_uid, user.pw_gid, name)
             with acting_as(*owner):
-                place = os.path.join(folder, missing, name_in_folder)
-                changed = act(place, module.params["src"], module.check_mode)
+                target = os.path.join(folder, missing, last_name)
+                changed = act(target, module.params["src"], module.check_mode)
     except KeyError:
         module.fail_json(msg="this machine has no user {}".format(name))
     except PermissionError as error:

@@ -1,4 +1,7 @@
-"""Read a machine without changing it, for modules that collect facts. Python >= 3.6."""
+"""Read files and outputs of commands on a machine, for modules that collect facts. Python >= 3.6.
+
+Nothing here changes the machine.
+"""
 
 import os
 import re
@@ -15,13 +18,13 @@ def read(path):
 
 
 def output(*argv, seconds=10):
-    """Return a command's output; None if it is missing, fails or takes longer."""
+    """Return a command's output; None if the command is missing, fails or takes longer."""
     succeeded, text = outcome(*argv, seconds=seconds, errors=False)
     return text.strip() if succeeded else None
 
 
 def outcome(*argv, seconds=300, errors=True):
-    """Run a command; return (true if it succeeded, its output, with its errors if asked for)."""
+    """Run a command. Return (true if it succeeded, its output); errors: true to include stderr."""
     try:
         process = subprocess.run(
             argv,
@@ -38,19 +41,20 @@ def outcome(*argv, seconds=300, errors=True):
 
 
 def apt_broken():
-    """Return apt's message about packages without their dependencies; None if it has none.
+    """Return apt's message about packages without their dependencies; None if there are none.
 
-    After an interrupted installation, on a full disk for example, apt refuses every other one until
-    it is finished. The refusal then says nothing about the other packages.
+    apt refuses every installation until such packages are repaired, for example after a full disk
+    interrupted an installation. So these refusals say nothing about the refused packages.
     """
-    # NoLocking: an upgrade in the background must not make this fail.
+    # NoLocking: the check must not fail while an upgrade runs in the background.
     succeeded, text = outcome("apt-get", "-o", "Debug::NoLocking=true", "check")
     return None if succeeded else apt_reason(text)
 
 
 def apt_reason(text):
     """Find apt's reason for a refusal; None if it gives none."""
-    # The table of missing dependencies says more than the errors after it.
+    # " nvidia-driver-570 : Depends: libc6 (>= 2.38) but 2.35 is to be installed" says more than the
+    # errors after the table: "E: Unable to correct problems, you have held broken packages."
     rows = re.findall(r"^ (\S+ : (?:Pre)?Depends: .+)$", text, re.MULTILINE)
     errors = re.findall(r"^(?:E|Error): (.+)$", text, re.MULTILINE)
     return (rows + errors)[0].strip() if rows or errors else None

@@ -8,6 +8,7 @@ BOOT = "/boot"
 
 def waiting_kernel(running):
     """Find the newest kernel in /boot, which the next boot starts; None if it is running."""
+    # "/boot/vmlinuz-6.8.0-64-generic"; dpkg and installkernel leave copies with a suffix.
     releases = [path.split("vmlinuz-", 1)[1] for path in glob.glob(BOOT + "/vmlinuz-*")]
     releases = [release for release in releases if not release.endswith((".old", ".dpkg-tmp"))]
     newest = max(releases, key=numbers, default=running)

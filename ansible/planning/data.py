@@ -1,4 +1,8 @@
-"""Check that rsync may copy a data set, and explain its failures, from what programs printed."""
+"""Check that rsync may copy a data set, and explain its failures, from what programs printed.
+
+Role data calls these functions as filters, before and after it copies the control node's data sets
+to a machine. They return a sentence for the user, or "".
+"""
 
 import contextlib
 import os
@@ -10,11 +14,11 @@ from contract.text import size
 
 from . import reading
 
-# A copy may delete at most so many files without a question: bad images that were removed at the
-# source. More deletions mean that the source is not mounted, for example.
+# A copy may delete a few files on the machine without the user's consent, such as bad images that
+# were removed at the source. More deletions mean, for example, that the source is not mounted.
 MAX_DELETIONS = 100
 MAX_DELETED_FRACTION = 0.05
-NEW_FILE = re.compile(r"[<>]f\+{7,} (.*)")  # in what `rsync --itemize-changes` prints
+NEW_FILE = re.compile(r"[<>]f\+{7,} (.*)")  # ">f+++++++++ train/cat/1.jpg" of --itemize-changes
 BLOCK_BYTES = 512  # of stat's st_blocks
 
 
@@ -24,6 +28,7 @@ def data_refusal(name, changes, file_count, allowed):
     changes: the lines of `rsync --delete --dry-run`; file_count: number of the machine's files, as
     text; allowed: true if the user allows deletion (data_delete).
     """
+    # "*deleting   train/cat/1.jpg"; a folder ends with / and does not count.
     deletions = [line for line in changes if "*deleting" in line and not line.endswith("/")]
     if allowed or len(deletions) <= MAX_DELETIONS:
         return ""
@@ -51,8 +56,9 @@ def data_lack(names, changes, room, source, root):
         for line in lines:
             if match := NEW_FILE.fullmatch(line):
                 file = Path(source, name, unescape(match[1]))
-                with contextlib.suppress(OSError):  # removed since the dry run
-                    new_bytes += file.stat().st_blocks * BLOCK_BYTES  # holes need no space
+                # The file may be gone since the dry run. Holes of a sparse file need no space.
+                with contextlib.suppress(OSError):
+                    new_bytes += file.stat().st_blocks * BLOCK_BYTES
     # If the machine does not report its free bytes, the copy itself shows whether it fits.
     match = re.search(r"\b[0-9]{1,18}\s*\Z", room)
     free = int(match[0]) if match else new_bytes
@@ -66,33 +72,34 @@ def data_lack(names, changes, room, source, root):
 
 
 def data_loss(name, copy, source):
-    """Say what a machine's copy of a data set lacks; "" if nothing.
+    """Describe the files that a machine's copy of a data set lacks; "" if it lacks none.
 
-    copy, source: the listings that contract/layout.py printed there and here.
+    copy, source: the listings that contract/layout.py printed on the machine and on the control
+    node.
     """
     label = f"the listing of {name}"
-    copied, whole = (
+    copy_listings, source_listings = (
         reading.parsed(text, dict[str, Listing] | str, label) for text in (copy, source)
     )
-    if isinstance(copied, str):
-        return f"the copy of {name} cannot be listed: {copied}"
-    for split, listing in whole.items():
-        own = copied.get(split)
-        if not own or own.images < listing.images or own.bytes < listing.bytes:
-            amounts = [
+    if isinstance(copy_listings, str):  # layout.py printed an error
+        return f"the copy of {name} cannot be listed: {copy_listings}"
+    for split, listing in source_listings.items():
+        copied = copy_listings.get(split)
+        if not copied or copied.images < listing.images or copied.bytes < listing.bytes:
+            copied_amount, amount = (
                 f"{row.images} files of {row.bytes:,} bytes" if row else "none"
-                for row in (own, listing)
-            ]
+                for row in (copied, listing)
+            )
             folder = name if split == "files" else f"{name}/{split}"
             return (
-                f"{folder} has {amounts[0]}, and its source {amounts[1]}. Does a program delete "
+                f"{folder} has {copied_amount}, and its source {amount}. Does a program delete "
                 "them? Run again: make provision TAGS=data"
             )
     return ""
 
 
 def unescape(name):
-    """Undo rsync's way to print bytes that a terminal cannot show: `\\#012` for a line feed."""
+    """Undo rsync's escapes for bytes that a terminal cannot show: `\\#012` for a line feed."""
     raw = re.sub(rb"\\#([0-3][0-7]{2})", lambda m: bytes([int(m.group(1), 8)]), os.fsencode(name))
     return os.fsdecode(raw)
 
@@ -100,12 +107,12 @@ def unescape(name):
 def copy_failure(host, error, trace):
     """Explain why rsync could not compare a data set.
 
-    error: rsync's message; trace: lines of `bash -x` that starts as for rsync's ssh, with
-    `+ file:line: command` for each command.
+    error: rsync's message; trace: the output of `bash -x` that starts as for rsync's ssh.
     """
     if "is your shell clean" not in error:
         return f"{host}: {error}"
-    # The last command before the first line of output is the one that prints.
+    # "+ /home/anna/.bashrc:12: echo hello" is a command, and its output comes after it. So the last
+    # command before the first line of output prints that line.
     command = ""
     for line in trace:
         if not line.startswith("+"):
@@ -119,6 +126,6 @@ def copy_failure(host, error, trace):
         location = f"line {match.group(2)} of {match.group(1)} ({match.group(3)})"
     return (
         f"{host}: {location} prints text when a program logs in with ssh, which confuses "
-        "rsync. Move the printing line below a line `[ -t 1 ] || return`, which ends the "
-        "file if there is no terminal."
+        "rsync. Move the printing line below a line `[ -t 1 ] || return`, which skips the "
+        "rest of the file if there is no terminal."
     )

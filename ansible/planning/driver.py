@@ -1,9 +1,9 @@
 """Decide about a machine's NVIDIA driver: a pure function of facts, settings and stacks.yml.
 
 Read `decide` first; then driver_actions.py (the actions), driver_candidates.py (the drivers that
-can be installed) and driver_result.py (the outcome, and held packages). Facts are PlanFacts
-(boundary/facts.py); functions for roles take Ansible's facts. Role driver only carries the plan
-out.
+can be installed) and driver_result.py (the outcome, and held packages). Preflight, dry-provision
+and role driver call this file, and only role driver changes the machine. Facts are PlanFacts
+(boundary/facts.py); filters for roles take Ansible's facts.
 """
 
 import dataclasses
@@ -30,20 +30,19 @@ ADD_SOURCES = (
     "add the components contrib and non-free (Debian) or restricted and multiverse (Ubuntu) to "
     "/etc/apt/sources.list"
 )
-# Packages whose version is the driver's.
+# Packages whose version is the driver's: libnvidia-compute-570, libcuda1, libnvidia-ml1, ...
 LIBRARIES = re.compile(
     r"(nvidia-kernel-common|libnvidia-compute)(-\d|$)"
     r"|lib(cuda1|nvidia-(tesla-(\d+-)?|legacy-\d+xx-)?ml1)$"
 )
-# Bytes that an installation needs: libraries and firmware; DKMS with its build and the installer;
-# temporary files of the initial RAM disk; that disk.
+# Bytes that an installation needs on the disk of a folder.
 SPACE = {
-    "/usr": 1_500_000_000,
-    "/var/lib": 1_300_000_000,
-    "/var/tmp": 500_000_000,  # noqa: S108
-    "/boot": 150_000_000,
+    "/usr": 1_500_000_000,  # libraries and firmware
+    "/var/lib": 1_300_000_000,  # DKMS with its build, and NVIDIA's installer
+    "/var/tmp": 500_000_000,  # noqa: S108 - temporary files of update-initramfs
+    "/boot": 150_000_000,  # the initial RAM disk
 }
-# Packages named *nvidia* that are no part of a driver, and outlive one: for containers with GPUs.
+# Packages named *nvidia* that are for containers, and stay when a driver is removed.
 CONTAINERS = re.compile(r"(lib)?nvidia-(container|docker)")
 
 
@@ -53,18 +52,18 @@ class Setting:
 
     name: str
     default: str | bool
-    choices: tuple[Any, ...] = ()
+    choices: tuple[Any, ...] = ()  # the possible values; () if any text is possible
 
 
-# The settings by their keys in driver_plan.
+# The settings by their keys in the result of driver_wanted.
 SETTINGS = {
     "policy": Setting("driver_policy", "install", ("keep", "install", "upgrade")),
     "source": Setting("driver_source", "auto", ("auto", "package", "runfile")),
-    "version": Setting("driver_version", "auto"),  # or one of the table's
-    "runfile": Setting("driver_runfile", ""),  # instead of the table's, with its checksum
+    "version": Setting("driver_version", "auto"),  # or a version of the table
+    "runfile": Setting("driver_runfile", ""),  # a URL or path, instead of the table's installer
     "runfile_sha256": Setting("driver_runfile_sha256", ""),
     "interrupt": Setting("allow_stop_display", False),
-    "hold_kernel": Setting("driver_hold_kernel", False),  # also where its next one gets a module
+    "hold_kernel": Setting("driver_hold_kernel", False),  # even if the next kernel gets a module
     "offline": Setting("offline", False),
 }
 
@@ -75,15 +74,17 @@ def driver_wanted(variables, at_hand):
     variables: {name: value}; at_hand: names of the installers that the control node has. Raises
     PlanError for a value that a setting cannot have.
     """
-    settings = {key: _value(variables, setting) for key, setting in SETTINGS.items()}
+    settings = {key: _read_setting(variables, setting) for key, setting in SETTINGS.items()}
     return {**settings, "at_hand": list(at_hand)}
 
 
-def _value(variables, setting):
+def _read_setting(variables, setting):
+    """Return the value of a setting, or its default. Raises PlanError."""
     value = variables.get(setting.name)
-    if value is None or value == "":  # `driver_version:` without a value, or driver_version= alone
+    # YAML's `driver_version:` has the value None, and `driver_version=` in inventory.ini "".
+    if value is None or value == "":
         return setting.default
-    if isinstance(setting.default, bool):  # an inventory has texts only
+    if isinstance(setting.default, bool):  # a value in inventory.ini is a text: "true"
         words = {"true": True, "yes": True, "false": False, "no": False}
         if str(value).lower() not in words:
             raise PlanError(f"{setting.name} is {value!r}: write true or false")
@@ -97,44 +98,47 @@ def _value(variables, setting):
 def driver_plan(facts, settings, stack, table):
     """Plan one machine as a dictionary for role driver: driver_actions.as_dict.
 
-    settings: the result of driver_wanted. stack: a row of table["rows"] with "name". table:
-    "stacks" of stacks.yml.
+    settings: the result of driver_wanted. stack: the result of stacks.resolve. table: "stacks" of
+    stacks.yml.
     """
     return as_dict(plan(reading.known(facts), settings, stack, table))
 
 
 def plan(facts, settings, stack, table):
-    """Plan one machine as an action; a reason against one becomes Refuse."""
+    """Plan one machine as an action; a reason against an action becomes Refuse."""
     try:
         return decide(facts, settings, stack, table)
     except Refusal as refusal:
         reason, remedy = refusal.args
         return Refuse(reason, remedy=remedy)
     except PlanError as error:
+        # Role driver prints the reason after the machine's name.
         reason = str(error).removeprefix(f"{facts.host}: ")
         return Refuse(reason, remedy="see docs/stacks.md")
 
 
 def decide(facts, settings, stack, table):
-    """Decide on the action, alike for preflight, dry-provision and role driver.
+    """Decide on the action for a machine's driver.
 
-    Raises Refusal for an obstacle at the machine, PlanError if no driver fits it.
+    Raises Refusal for an obstacle at the machine, PlanError if no driver fits the machine.
     """
-    action = _choose(facts, settings, stack, table)
+    action = _choose_action(facts, settings, stack, table)
+    # The obstacles below count only if role driver would change something.
     if isinstance(action, Nothing):
         return action
     if isinstance(action, Installation):
         _refuse_full_disks(facts)
-        if not isinstance(action, BuildModule):  # which moves no package
+        # A build installs tools, but neither upgrades nor removes a package of the driver.
+        if not isinstance(action, BuildModule):
             _refuse_holds(facts, filter(driver_result.DRIVER.match, facts.packages))
         broken = apt.broken(facts)
         if broken:
             raise Refusal(*broken)
     _refuse_processes(facts)
-    return _beside_display(action, facts)
+    return _adapt_to_display(action, facts)
 
 
-def _choose(facts, settings, stack, table):
+def _choose_action(facts, settings, stack, table):
     """Choose the action for these GPUs and this stack, without regard to disks and programs."""
     if stack["cuda"] is None:
         return Nothing(f"stack {stack['name']} needs no driver")
@@ -146,18 +150,19 @@ def _choose(facts, settings, stack, table):
         return Nothing(hidden[0] if hidden else "no NVIDIA card that Tandem uses")
     case = Case(facts, settings, stack, table, gpus)
     if settings["policy"] == "keep":
-        return _keep(case)
+        return _keep_driver(case)
     installed = installed_driver(facts)
-    if facts.pending:  # an earlier run was interrupted, so its kind of driver is tried again
-        return _install(_restrict_kind(case, installed[0]) if installed else case)
+    # An installation was interrupted, so the same kind is installed again, whatever is there now.
+    if facts.pending:
+        return _plan_installation(_restrict_kind(case, installed[0]) if installed else case)
     if installed is not None:
-        return _for_installed(case, *installed)
+        return _choose_for_installed(case, *installed)
     if facts.driver is None:
-        return _install(case)
+        return _plan_installation(case)
     origin = (
         f"driver {facts.driver} is loaded, but neither packages nor NVIDIA's installer installed it"
     )
-    if _loaded_suffices(case):
+    if _loaded_driver_suffices(case):
         return Nothing(origin)
     raise Refusal(
         f"{origin}; the stack needs {stack['driver']}",
@@ -166,26 +171,29 @@ def _choose(facts, settings, stack, table):
     )
 
 
-def _loaded_suffices(case):
+def _loaded_driver_suffices(case):
+    """Return true if the loaded driver is new enough for the stack, and its library fits it."""
     loaded = case.facts.driver
     consistent = case.facts.driver_library in (None, loaded)
     return bool(loaded) and stacks.version(loaded) >= case.oldest and consistent
 
 
-def _keep(case):
+def _keep_driver(case):
+    """Leave the loaded driver as it is (driver_policy: keep). Raises Refusal if it is too old."""
     facts, stack = case.facts, case.stack
-    if _loaded_suffices(case):
-        needed = f"the stack needs {stack['driver']} or newer"
+    if _loaded_driver_suffices(case):
         return Nothing(
-            f"driver {facts.driver} is loaded, {needed}; driver_policy: keep leaves it as it is"
+            f"driver {facts.driver} is loaded, the stack needs {stack['driver']} or newer; "
+            "driver_policy: keep leaves it as it is"
         )
+    # A reboot loads an upgraded driver. Only policy upgrade replaces an old driver.
     installed = installed_driver(facts)
     is_old = installed is not None and stacks.version(installed[1]) < case.oldest
     is_mixed = facts.driver and facts.driver_library not in (None, facts.driver)
-    by_hand = "reboot it" if is_mixed else "install it there by hand"
-    by_tandem = f", or set driver_policy: {'upgrade' if is_old else 'install'} for it"
+    by_hand = "reboot it" if is_mixed else "install a suitable driver by hand"
+    by_tandem = f", or set driver_policy: {'upgrade' if is_old else 'install'} for this machine"
     raise Refusal(
-        f"{_state(facts)}, but stack {stack['name']} needs {stack['driver']} or newer; "
+        f"{_describe_loaded(facts)}, but stack {stack['name']} needs {stack['driver']} or newer; "
         "driver_policy: keep forbids a change",
         f"{by_hand}{by_tandem if facts.arch == 'x86_64' else ''}",
     )
@@ -196,38 +204,39 @@ def installed_driver(facts):
 
     Raises Refusal if there are two.
     """
-    real = [name for name in facts.packages if name not in facts.transitional]
-    names = [name for name in real if stacks.PACKAGED.match(name)]
+    # A transitional package has the name of an old branch, but only leads to a newer one.
+    real_packages = [name for name in facts.packages if name not in facts.transitional]
+    names = [name for name in real_packages if stacks.PACKAGED.match(name)]
     if names and facts.runfile:
         raise Refusal(
             f"it has two drivers at once: {', '.join(sorted(names))} from packages, and "
             f"{facts.runfile} from NVIDIA's own installer",
-            f"remove both: {removal(facts, 'runfile')}; {removal(facts, 'package')}; then run "
-            "the command again",
+            f"remove both: {removal_command(facts, 'runfile')}; "
+            f"{removal_command(facts, 'package')}; then run the command again",
         )
     if facts.runfile:
         return "runfile", facts.runfile
     if not names:
         return None
-    # Old libraries may lie beside new ones: the one that programs load decides, else the newest.
-    present = names + [name for name in real if LIBRARIES.match(name)]
-    versions = {stacks.upstream(facts.packages[name]) for name in present}
+    # Libraries of an old branch may still be installed: the one that programs load decides.
+    version_packages = names + [name for name in real_packages if LIBRARIES.match(name)]
+    versions = {stacks.upstream(facts.packages[name]) for name in version_packages}
     if facts.driver_library in versions:
         return "package", facts.driver_library
     return "package", max(versions, key=stacks.version)
 
 
-def _for_installed(case, kind, version):
-    """Choose a newer driver, if one is wanted; else make the installed one work."""
+def _choose_for_installed(case, kind, version):
+    """Choose a newer driver if policy or stack demand it; otherwise make the installed one work."""
     facts, stack, settings = case.facts, case.stack, case.settings
-    _refuse_foreign(case, kind, version)
+    _refuse_unsupported(case, kind, version)
     if settings["source"] not in ("auto", kind):
         raise Refusal(
-            f"driver {version} was installed {_by(kind)}, but driver_source is "
+            f"driver {version} was installed {_describe_origin(kind)}, but driver_source is "
             f"{settings['source']}: Tandem never installs one kind of driver over the other",
-            f"set driver_source: auto, or first remove the driver: {removal(facts, kind)}",
+            f"set driver_source: auto, or first remove the driver: {removal_command(facts, kind)}",
         )
-    newer = _newer(case, kind, version)
+    newer = _plan_newer(case, kind, version)
     if newer is not None:
         if settings["policy"] == "upgrade":
             return newer
@@ -237,28 +246,33 @@ def _for_installed(case, kind, version):
                 f"set driver_policy: upgrade, which installs {newer.version}",
             )
     if facts.module is None:
-        return _module_for_this_kernel(case, kind, version)
+        return _plan_running_kernel(case, kind, version)
     if facts.driver == version and facts.driver_library in (None, version):
-        return _for_the_next_boot(case, version)
-    return LoadModule(f"driver {version} is installed, but {_state(facts)}", version)
+        return _plan_next_boot(case, version)
+    return LoadModule(f"driver {version} is installed, but {_describe_loaded(facts)}", version)
 
 
-def _module_for_this_kernel(case, kind, version):
+def _plan_running_kernel(case, kind, version):
     """Choose how the installed driver gets a module for the running kernel."""
     facts = case.facts
     reason = f"driver {version} has no module for the running kernel {facts.kernel}"
     if kind == "runfile" and not facts.dkms:
-        # Installed anew, this time with DKMS, so that the next kernel gets its module.
-        again = _install(_restrict_kind(case, kind))
-        unknown = f"{reason}, and DKMS does not know it: {again.reason}"
-        return dataclasses.replace(again, reason=unknown)
-    signed = candidates.signed_modules(facts)
-    if signed:
-        return InstallPackages(reason, version, packages=signed)
-    return BuildModule(reason, version, build=candidates.module_build(case, version))
+        # The installer runs again, this time with DKMS, so that the next kernel gets its module.
+        action = _plan_installation(_restrict_kind(case, kind))
+        reason = f"{reason}, and DKMS does not know it: {action.reason}"
+        return dataclasses.replace(action, reason=reason)
+    # If modules such as linux-modules-nvidia-570-open-6.8.0-62-generic brought the driver, the
+    # archive may have those of this kernel.
+    for name in sorted(set(facts.packages) - set(facts.transitional)):
+        signed = candidates.SIGNED.match(name)
+        module = signed and f"{candidates.MODULES}{signed[1]}-{facts.kernel}"
+        if module and module in facts.offered:
+            package = f"{module}={facts.offered[module]}"
+            return InstallPackages(reason, version, packages=(package,))
+    return BuildModule(reason, version, build=candidates.plan_module_build(case, version))
 
 
-def _for_the_next_boot(case, version):
+def _plan_next_boot(case, version):
     """Leave a driver that works as it is, or build its module for the kernel of the next boot."""
     facts, waiting = case.facts, case.facts.waiting_kernel
     state = f"driver {version} is installed and loaded"
@@ -267,75 +281,80 @@ def _for_the_next_boot(case, version):
     lacking = (
         f"{state}, but the next boot starts kernel {waiting}, which has no module of this driver"
     )
+    # The machine works today, so obstacles to the next kernel's module are no refusal.
     if not facts.dkms:
-        # Nothing rebuilds it now; after that boot the plan is a different one.
         return Nothing(f"{lacking}: run make provision again after that boot", version)
-    obstacle = candidates.kernel_too_new(case, version, waiting)
+    obstacle = candidates.explain_kernel_limit(case, version, waiting)
     if obstacle:
         return Nothing(f"{lacking}: {obstacle}: stay with this kernel", version)
-    build = candidates.module_build(case, version)
+    build = candidates.plan_module_build(case, version)
     if not build.waiting:
         return Nothing(f"{lacking} and no headers: stay with this kernel", version)
     return BuildModule(lacking, version, build=build)
 
 
-def _refuse_foreign(case, kind, version):
-    """Refuse a driver branch that does not support the GPUs, such as 590 for Pascal."""
+def _refuse_unsupported(case, kind, version):
+    """Refuse an installed branch that does not support the GPUs, such as 590 for Pascal."""
     branch = stacks.version(version)[0]
-    unsupported = [row for row in case.gpus if not candidates.supports(branch, [row])]
+    unsupported = [row for row in case.gpus if not candidates.supports_gpus(branch, [row])]
     if not unsupported:
         return
-    limits = unsupported[0]
-    until = (
-        f"{limits['newest_driver']} is the last"
-        if limits["newest_driver"]
-        else (f"{limits['oldest_driver']} is the first")
+    # A generation has a newest branch only if NVIDIA has ended its support.
+    generation = unsupported[0]
+    limit = (
+        f"{generation['newest_driver']} is the last"
+        if generation["newest_driver"]
+        else f"{generation['oldest_driver']} is the first"
     )
     raise Refusal(
-        f"driver {version} was installed {_by(kind)} and does not support "
-        f"{limits['name']} ({until})",
-        f"remove it: {removal(case.facts, kind)}; if it came from NVIDIA's own repository, "
+        f"driver {version} was installed {_describe_origin(kind)} and does not support "
+        f"{generation['name']} ({limit})",
+        f"remove it: {removal_command(case.facts, kind)}; if it came from NVIDIA's own repository, "
         "also remove its line in /etc/apt/sources.list.d/; then run the command again",
     )
 
 
-def _newer(case, kind, version):
+def _plan_newer(case, kind, version):
     """Plan the installation of a newer driver of the same kind; None if there is none."""
     try:
-        target = _install(_restrict_kind(case, kind))
+        target = _plan_installation(_restrict_kind(case, kind))
     except (Refusal, PlanError) as error:
         if stacks.version(version) >= case.oldest:
             return None
-        # A refusal has a remedy of its own, by which what is missing may become available.
+        # Only a Refusal has a remedy (args[1]), after which an upgrade may need consent.
         consent = "" if case.settings["policy"] == "upgrade" else ", then driver_policy: upgrade"
         remedy = f"{error.args[1]}{consent}; or " if len(error.args) > 1 else ""
         raise Refusal(
-            f"driver {version} was installed {_by(kind)}, but stack {case.stack['name']} "
-            f"needs {case.stack['driver']}, and no newer driver can be installed in this way: "
-            f"{error.args[0]}",
-            f"{remedy}remove it ({removal(case.facts, kind)}) and run the command again, "
-            "which then chooses another way",
+            f"driver {version} was installed {_describe_origin(kind)}, but stack "
+            f"{case.stack['name']} needs {case.stack['driver']}, and no newer driver can be "
+            f"installed in this way: {error.args[0]}",
+            f"{remedy}remove this driver ({removal_command(case.facts, kind)}) and run the command "
+            "again, which then installs a driver in another way",
         ) from None
     return target if stacks.version(target.version) > stacks.version(version) else None
 
 
 def _restrict_kind(case, kind):
-    """Restrict a case to the kind of the installed driver; "bound": nobody set that kind."""
-    bound = {"source": kind, "bound": case.settings["source"] == "auto"}
-    return dataclasses.replace(case, settings={**case.settings, **bound})
+    """Restrict a case to the kind of the installed driver.
+
+    The added setting "bound" is true if driver_source was auto. Then no remedy may propose auto.
+    """
+    changes = {"source": kind, "bound": case.settings["source"] == "auto"}
+    return dataclasses.replace(case, settings={**case.settings, **changes})
 
 
-def _install(case):
-    """Install a driver by packages if they suffice, else by NVIDIA's installer."""
+def _plan_installation(case):
+    """Plan an installation by packages, or by NVIDIA's installer if no package suffices."""
     settings = case.settings
+    # driver_runfile names an installer, so a person has chosen it although driver_source is auto.
     if settings["source"] == "runfile" or (settings["source"] == "auto" and settings["runfile"]):
-        return candidates.by_installer(case)
-    action = candidates.by_packages(case)
+        return candidates.plan_installer(case)
+    action = candidates.plan_packages(case)
     if action is not None:
         return action
-    why_not = candidates.why_not_by_packages(case)
+    why_not = candidates.explain_no_packages(case)
     if settings["source"] == "auto":
-        action = candidates.by_installer(case)
+        action = candidates.plan_installer(case)
         reason = f"{action.reason}, since {why_not}" if why_not else action.reason
         return dataclasses.replace(action, reason=reason)
     or_else = "" if settings.get("bound") else "; or set driver_source: auto"
@@ -348,8 +367,8 @@ def _install(case):
     )
 
 
-def removal(facts, kind):
-    """Write the command that removes a driver, and nothing that is not part of it."""
+def removal_command(facts, kind):
+    """Write the command that removes all packages or files of a driver, and only those."""
     if kind == "runfile":
         return "sudo nvidia-uninstall"
     # A name with a + is kept by apt-get (its manual, "install").
@@ -360,9 +379,9 @@ def removal(facts, kind):
 def _refuse_full_disks(facts):
     full = [
         f"{folder} has {facts.free[folder] / 1e9:.1f} GB free, and the driver needs "
-        f"{needed / 1e9:.1f} GB"
-        for folder, needed in SPACE.items()
-        if facts.free.get(folder, needed) < needed
+        f"{required_bytes / 1e9:.1f} GB"
+        for folder, required_bytes in SPACE.items()
+        if facts.free.get(folder, required_bytes) < required_bytes
     ]
     if full:
         raise Refusal(
@@ -370,10 +389,10 @@ def _refuse_full_disks(facts):
         )
 
 
-def _refuse_holds(facts, moving):
-    """Refuse to move packages that somebody else holds."""
-    theirs = set(facts.held) - set(facts.held_by_us)
-    names = " ".join(sorted(theirs & set(moving)))
+def _refuse_holds(facts, upgraded):
+    """Refuse to upgrade packages that somebody other than role driver holds."""
+    foreign_holds = set(facts.held) - set(facts.held_by_us)
+    names = " ".join(sorted(foreign_holds & set(upgraded)))
     if names:
         raise Refusal(
             f"{names} would be upgraded, but somebody pinned it on that machine (apt-mark hold)",
@@ -383,6 +402,7 @@ def _refuse_holds(facts, moving):
 
 
 def _refuse_processes(facts):
+    """Raise Refusal if a program has a GPU open, since no driver can be replaced under it."""
     users = [f"{row.command} (process {row.pid})" for row in facts.gpu_processes]
     if users:
         raise Refusal(f"{', '.join(users)} uses the card", "end it, then run again")
@@ -393,10 +413,9 @@ def _running_screen(facts):
     return facts.display_manager if facts.display_manager_active else ""
 
 
-def _beside_display(action, facts):
+def _adapt_to_display(action, facts):
     """Adapt the action to a running display, under which only the next boot changes drivers."""
-    # Packages come under a display. NVIDIA's installer refuses to work under one, so it waits for a
-    # boot without it.
+    # apt works under a display. For NVIDIA's installer, role driver boots without the display.
     displays = [f"{row.command} (process {row.pid})" for row in facts.displays]
     unit = _running_screen(facts)
     if not displays and not unit:
@@ -412,7 +431,8 @@ def _beside_display(action, facts):
     return dataclasses.replace(action, without=unit)
 
 
-def _state(facts):
+def _describe_loaded(facts):
+    """Describe in a clause which driver is loaded, and whether its library fits."""
     if facts.driver is None:
         return "no driver is loaded"
     if facts.driver_library not in (None, facts.driver):
@@ -423,7 +443,7 @@ def _state(facts):
     return f"driver {facts.driver} is loaded"
 
 
-def _by(kind):
+def _describe_origin(kind):
     return "from packages" if kind == "package" else "by NVIDIA's own installer"
 
 
@@ -432,24 +452,25 @@ def upgrade_plan(facts, settings, stack, table, control_id=""):
 
     control_id: machine_id of the control node, which does not reboot itself.
 
-    Returns {"action": nothing, upgrade or refuse; "reason", "remedy"; "kernel": whether a newer
-    kernel comes, and with it a reboot; "without": the display manager that stays off in that boot
-    until the driver is there}.
+    Returns {"action": nothing, upgrade or refuse; "reason", "remedy"; "kernel": true if a newer
+    kernel comes, which needs a reboot; "without": the display manager that stays off during that
+    boot until the driver is installed}.
     """
     facts = reading.known(facts)
     names, packages = driver_result.kernel_packages(facts), facts.packages
     newer = [name for name in names if facts.offered.get(name, packages[name]) != packages[name]]
-    kernel = facts.waiting_kernel or (f"by {', '.join(newer)}" if newer else "")
-    driver = plan(facts, {**settings, "policy": "upgrade"}, stack, table)
-    shape = {"action": driver.name, "reason": driver.reason, "remedy": "", "kernel": bool(kernel)}
-    shape["without"] = _running_screen(facts) if kernel else ""
-    if isinstance(driver, Refuse):
-        return {**shape, "remedy": driver.remedy}
-    if isinstance(driver, Nothing) and not kernel:
-        return shape
-    reasons = [f"a newer kernel ({kernel})"] * bool(kernel)
-    reasons += [driver.reason] * (not isinstance(driver, Nothing))
+    kernel = facts.waiting_kernel or (f"from {', '.join(newer)}" if newer else "")
+    action = plan(facts, {**settings, "policy": "upgrade"}, stack, table)
+    upgrade = {"action": action.name, "reason": action.reason, "remedy": "", "kernel": bool(kernel)}
+    upgrade["without"] = _running_screen(facts) if kernel else ""
+    if isinstance(action, Refuse):
+        return {**upgrade, "remedy": action.remedy}
+    if isinstance(action, Nothing) and not kernel:
+        return upgrade
+    reasons = [f"a newer kernel is available ({kernel})"] * bool(kernel)
+    reasons += [action.reason] * (not isinstance(action, Nothing))
     reason = "; ".join(reasons)
+    # `plan` has checked the driver's obstacles. A new kernel has its own packages and reboot.
     try:
         if kernel:
             _refuse_full_disks(facts)
@@ -460,5 +481,5 @@ def upgrade_plan(facts, settings, stack, table, control_id=""):
             raise Refusal(f"{reason}, and {refused[0]}", refused[1])
     except Refusal as refusal:
         reason, remedy = refusal.args
-        return {**shape, "action": "refuse", "reason": reason, "remedy": remedy}
-    return {**shape, "action": "upgrade", "reason": reason}
+        return {**upgrade, "action": "refuse", "reason": reason, "remedy": remedy}
+    return {**upgrade, "action": "upgrade", "reason": reason}

@@ -1,12 +1,13 @@
 """Define the five actions on a machine's driver, and the refusal, with their fields.
 
-driver.py decides on an action; role driver carries it out, from the dictionary of `as_dict`.
+driver.py decides on an action; role driver carries it out, from the dictionary of `as_dict`. The
+names of the fields are those that the role's tasks read.
 """
 
 import dataclasses
 from typing import ClassVar
 
-# Role driver announces the reason, then these phrases for the fields that the action has.
+# The sentence of an action is its reason, then the phrase of each field that is not empty.
 PHRASES = {
     "packages": ": {}",
     "url": ": {}",
@@ -21,7 +22,7 @@ PHRASES = {
 
 
 class Refusal(Exception):
-    """An error with (reason, remedy), for which nothing is done."""
+    """An obstacle at the machine, as (reason, remedy). driver.plan turns it into Refuse."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,17 +30,17 @@ class ModuleBuild:
     """The requirements for building the driver's kernel module."""
 
     tools: tuple[str, ...] = ()  # packages
-    compiler: str = ""  # if not the machine's own gcc
-    key: str = ""  # the certificate that somebody has to enrol in the firmware, for Secure Boot
-    waiting: str = ""  # a newer kernel that the next boot starts, and that also gets the module
-    reboot_first: bool = False  # into that kernel, if the running one has no headers
+    compiler: str = ""  # the package of a gcc; "" for the machine's own gcc
+    key: str = ""  # the certificate that a person has to enrol in the firmware, for Secure Boot
+    waiting: str = ""  # the newer kernel of the next boot, if it gets the module too
+    reboot_first: bool = False  # true if the running kernel has no headers, but the newer one has
 
 
 @dataclasses.dataclass(frozen=True)
 class Action:
     name: ClassVar[str]
     reason: str
-    version: str = ""  # of the driver, which is held; "" if there is none
+    version: str = ""  # the driver's version, whose packages are then held; "" without a driver
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +59,7 @@ class LoadModule(Action):
     """The driver is installed, but not loaded."""
 
     name = "load"
-    screen: bool = False  # a display runs, so that only a reboot changes what is loaded
+    screen: bool = False  # a display runs, so only a reboot loads another module
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,11 +94,11 @@ class RunInstaller(Installation):
     """NVIDIA's installer, which needs a machine without a running display and without nouveau."""
 
     name = "runfile"
-    url: str = ""  # or a file of the control node
+    url: str = ""  # or the path of a file of the control node
     sha256: str = ""
     flags: tuple[str, ...] = ()
-    nouveau: bool = False  # it holds the GPU until the next boot
-    without: str = ""  # the display manager without which the boot before the installer ends
+    nouveau: bool = False  # nouveau has the GPU until the next boot
+    without: str = ""  # the display manager that must not start in the boot before the installer
 
     @property
     def reboot_first(self):
@@ -105,12 +106,12 @@ class RunInstaller(Installation):
 
 
 def as_dict(action):
-    """Return {"action": its name, "summary": the sentence that role driver prints, and its
-    fields}."""
-    # Flat: roles read the fields of every action in the same way.
+    """Return {"action": name, "summary": the sentence that role driver prints, and all fields}."""
+    # The fields of `build` move up, so that roles read the fields of every action in the same way.
     fields = dataclasses.asdict(action)
     if isinstance(action, Installation):
         fields |= {**fields.pop("build"), "reboot_first": action.reboot_first}
-    words = {name: " ".join(it) if isinstance(it, tuple) else it for name, it in fields.items()}
-    phrases = (text.format(words[name]) for name, text in PHRASES.items() if words.get(name))
+    joined = {name: " ".join(value) for name, value in fields.items() if isinstance(value, tuple)}
+    texts = {**fields, **joined}
+    phrases = (phrase.format(texts[name]) for name, phrase in PHRASES.items() if texts.get(name))
     return {"action": action.name, "summary": action.reason + "".join(phrases), **fields}

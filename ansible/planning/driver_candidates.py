@@ -1,6 +1,7 @@
 """Find the NVIDIA drivers for a machine's GPUs: packages of its archive, or NVIDIA's installer.
 
-`by_packages` and `by_installer` make the actions, `module_build` plans the build of a module.
+driver.py decides whether a driver is installed at all, and from which source. It then calls
+`plan_packages` or `plan_installer` here, and `plan_module_build` for a driver without a module.
 """
 
 import re
@@ -39,14 +40,17 @@ NEWEST_KERNEL = (
     "sudo reboot), then run again"
 )
 MODULES = "linux-modules-nvidia-"
+# Ubuntu's signed modules: linux-modules-nvidia-570-server-open-6.8.0-64-generic for one kernel, or
+# linux-modules-nvidia-570-generic-hwe-24.04, the metapackage for a series of kernels. Group 1 is
+# the branch with its suffixes: "570-server-open".
 SIGNED = re.compile(r"linux-modules-nvidia-(\d+(?:-server)?(?:-open)?)-")
-SIGNED_FOR = re.compile(SIGNED.pattern + r"(\d+\.\d.*)")
+SIGNED_FOR = re.compile(SIGNED.pattern + r"(\d+\.\d.*)")  # group 2: "6.8.0-64-generic"
 HEADERS = re.compile(r"linux-headers-\d")
 IMAGE = re.compile(r"linux-image-(?:unsigned-)?(\d+\.\d.*)")
-# Debian's, of its own branch, and of older ones under the name of the data centre's cards:
-# nvidia-tesla-470-kernel-dkms is the last that knows Kepler.
+# Debian names its current branch nvidia-kernel-dkms. Older branches have the name of cards for data
+# centres: nvidia-tesla-470-kernel-dkms is the last that knows Kepler. Group 1: "tesla-470-" or "".
 DEBIAN = re.compile(r"nvidia-((?:tesla-\d+-)?)(open-)?kernel-dkms$")
-UBUNTU = re.compile(r"nvidia-driver-(\d+)(-server)?(-open)?$")
+UBUNTU = re.compile(r"nvidia-driver-(\d+)(-server)?(-open)?$")  # nvidia-driver-570-server-open
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,8 @@ class Case:
 
     facts: PlanFacts
     settings: dict[str, Any]  # the result of driver.driver_wanted
-    stack: dict[str, Any]  # which needs a driver
-    table: dict[str, Any]  # of stacks.yml
+    stack: dict[str, Any]  # a row of stacks.yml that needs a driver
+    table: dict[str, Any]  # "stacks" of stacks.yml
     gpus: tuple[Any, ...] = ()  # the table's rows of the GPUs that take part
 
     @property
@@ -69,11 +73,11 @@ class Case:
 class Candidate:
     """A driver of the archive."""
 
-    name: str  # of the package that depends on all of it
-    version: str  # the package's
-    module: str
+    name: str  # the package that depends on the whole driver
+    version: str  # the version of that package: "570.133.07-0ubuntu1"
+    module: str  # OPEN or PROPRIETARY
     for_servers: bool
-    packages: tuple[str, ...]  # that bring it; () where apt could not install them
+    packages: tuple[str, ...]  # the packages to install; () if apt cannot install them
 
     @property
     def branch(self):
@@ -85,12 +89,13 @@ class Candidate:
         return self.packages[0].startswith(MODULES)
 
 
-def by_packages(case):
+def plan_packages(case):
     """Plan the newest fitting branch of packages, up to the table's; None if none fits."""
-    fitting = candidates(case)
+    fitting = rank_candidates(case)
     if not fitting:
         return None
     best = fitting[0]
+    # With Secure Boot a person would have to enrol the key of a module that is built here.
     if not best.is_prebuilt:
         _refuse_unsigned(case.facts, [candidate.name for candidate in fitting])
     version = stacks.upstream(best.version)
@@ -99,132 +104,147 @@ def by_packages(case):
         version,
         module=best.module,
         packages=tuple(f"{name}={case.facts.offered[name]}" for name in best.packages),
-        build=ModuleBuild() if best.is_prebuilt else module_build(case, best.version),
+        build=ModuleBuild() if best.is_prebuilt else plan_module_build(case, best.version),
     )
 
 
-def candidates(case):
+def rank_candidates(case):
     """List the archive's drivers for these GPUs, this stack and this kernel, the best first."""
 
     def preference(candidate):
-        # A desktop's branch on a desktop. source: ubuntu.com/server/docs, "NVIDIA drivers
-        # installation": -server is for servers and computing, the others for desktops.
+        # A desktop gets a branch for desktops. source: ubuntu.com/server/docs, "NVIDIA drivers
+        # installation": -server is for servers and computing, a name without it for desktops.
         for_desktops = not candidate.for_servers
         return (
             candidate.is_prebuilt,
             for_desktops and case.facts.display_manager is not None,
             candidate.branch,
-            -module_kinds(case.gpus, candidate.branch).index(candidate.module),
+            # The recommended kind of module is the first of the list: 0 is more than -1.
+            -list_module_kinds(case.gpus, candidate.branch).index(candidate.module),
             for_desktops,
         )
 
-    fitting = (each for each in archive_drivers(case.facts) if serves(each, case))
+    drivers = list_archive_drivers(case.facts)
+    fitting = (candidate for candidate in drivers if may_install(candidate, case))
     return sorted(fitting, key=preference, reverse=True)
 
 
-def serves(candidate, case):
+def may_install(candidate, case):
     """Return true if a candidate may be installed for this case."""
-    newest_tried = max(row["branch"] for row in case.table["drivers"])
+    # A branch that is newer than the table's newest driver has not been tried with the stacks.
+    newest_branch = max(row["branch"] for row in case.table["drivers"])
     return (
         stacks.version(candidate.version) >= case.oldest
         and case.settings["version"] in ("auto", stacks.upstream(candidate.version))
-        and candidate.branch <= newest_tried
-        and supports(candidate.branch, case.gpus)
-        and candidate.module in module_kinds(case.gpus, candidate.branch)
+        and candidate.branch <= newest_branch
+        and supports_gpus(candidate.branch, case.gpus)
+        and candidate.module in list_module_kinds(case.gpus, candidate.branch)
         and candidate.packages
-        and (candidate.is_prebuilt or not kernel_too_new(case, candidate.version))
+        and (candidate.is_prebuilt or not explain_kernel_limit(case, candidate.version))
     )
 
 
-def archive_drivers(facts):
+def list_archive_drivers(facts):
     """Yield each driver of the archive as a Candidate."""
     for name, version in sorted(facts.offered.items()):
         ubuntu, debian = UBUNTU.match(name), DEBIAN.match(name)
         if name in facts.offered_transitional:
-            continue  # the archive also has the branch that it leads to
+            continue  # the archive also has the branch that this package leads to
         if ubuntu:
-            kind, packages = OPEN if ubuntu[3] else PROPRIETARY, _ubuntu_packages(facts, name)
-            yield Candidate(name, version, kind, bool(ubuntu[2]), tuple(packages))
+            _, server, is_open = ubuntu.groups()
+            packages = tuple(_ubuntu_packages(facts, name))
         elif debian:
-            kind = OPEN if debian[2] else PROPRIETARY
-            packages = _debian_packages(facts, name, debian[1])
-            yield Candidate(name, version, kind, bool(debian[1]), tuple(packages))
+            server, is_open = debian.groups()  # Debian's older branches are NVIDIA's for servers
+            packages = tuple(_debian_packages(facts, name, server))
+        else:
+            continue
+        yield Candidate(name, version, OPEN if is_open else PROPRIETARY, bool(server), packages)
 
 
 def _debian_packages(facts, name, infix):
+    """List the packages of a driver of Debian; [] if apt cannot install them."""
     if name in facts.uninstallable:
         return []
     library = f"libnvidia-{infix}cuda1" if infix else "libcuda1"
     packages = [name, f"nvidia-{infix}smi", library]
-    if facts.display_manager:  # a desktop needs the part for displays too
+    if facts.display_manager:  # a desktop needs the libraries for displays too
         packages.append(f"nvidia-{infix}driver")
     present = [package for package in packages if package in facts.offered]
-    # Beside NVIDIA's repository, which has no 580 for Debian 13, apt prefers its newer libraries.
+    # With NVIDIA's repository too, apt may combine Debian's module with newer libraries.
     versions = {stacks.upstream(facts.offered[package]) for package in present}
     return present if len(versions) == 1 else []
 
 
 def _ubuntu_packages(facts, name):
-    """Choose the packages of a driver; [] if apt cannot install any set of them."""
+    """Choose the packages of a driver of Ubuntu; [] if apt cannot install any set of them."""
     # nvidia-driver has everything, nvidia-headless the module and the libraries for computing.
     suffix = name.removeprefix("nvidia-driver-")
     utilities = f"nvidia-utils-{suffix.removesuffix('-open')}"
-    ways = [[f"nvidia-headless-{suffix}", utilities], [name]]
-    ways = _signed_ways(facts, suffix, utilities) + ways
-    if facts.display_manager:  # a desktop needs the part for displays too
-        ways = [packages for packages in ways if name in packages]
-    for packages in ways:
+    package_sets = [
+        *_list_signed_sets(facts, suffix, utilities),
+        [f"nvidia-headless-{suffix}", utilities],
+        [name],
+    ]
+    if facts.display_manager:  # a desktop needs the libraries for displays too
+        package_sets = [packages for packages in package_sets if name in packages]
+    for packages in package_sets:
         if all(n in facts.offered and n not in facts.uninstallable for n in packages):
             return packages
     return []
 
 
-def _signed_ways(facts, suffix, utilities):
+def _list_signed_sets(facts, suffix, utilities):
     """List sets of packages that bring a driver's signed modules without a build by DKMS."""
-    # A metapackage brings the modules of its own kernel, which never starts if somebody else's is
-    # newer (mainline, xanmod). So modules have to come for the running kernel, or the next boot's.
-    # The modules of one kernel are not enough: only the metapackage of the kernel's series provides
-    # nvidia-dkms, on which nvidia-driver and nvidia-headless depend.
-    ways = []
-    for way, coming in sorted(facts.prebuilt.items(), reverse=True):
-        names, driver = way.split(), way.split()[-1]
-        ours = driver in (f"nvidia-headless-no-dkms-{suffix}", f"nvidia-driver-{suffix}")
-        incoming = [*names, *coming]
-        module_packages = map(SIGNED_FOR.fullmatch, [*incoming, *facts.packages])
+    # A metapackage brings the modules of its own kernel, which never starts if somebody has a newer
+    # one (mainline, xanmod). Modules without the metapackage are not enough: only the metapackage
+    # provides nvidia-dkms, on which nvidia-driver and nvidia-headless depend.
+    package_sets = []
+    # facts.prebuilt: {"MODULES... DRIVER": modules and kernels that apt would install with them}.
+    for joined_names, incoming in sorted(facts.prebuilt.items(), reverse=True):
+        *_, driver = names = joined_names.split()
+        if driver not in (f"nvidia-headless-no-dkms-{suffix}", f"nvidia-driver-{suffix}"):
+            continue
+        if joined_names in facts.uninstallable or _list_built_packages(incoming):
+            continue
+        added = [*names, *incoming]
+        module_packages = map(SIGNED_FOR.fullmatch, [*added, *facts.packages])
         kernels = {match[2] for match in module_packages if match and match[1] == suffix}
-        images = {match[1] for match in map(IMAGE.fullmatch, incoming) if match}
-        boots = {facts.kernel, facts.waiting_kernel or facts.kernel, *images}
-        follows = bool(kernels & {facts.kernel, max(boots, key=_numbers)})
-        if ours and follows and way not in facts.uninstallable and not _built(coming):
-            ways.append(names + [utilities] * ("headless" in driver))
-    return ways
+        # The next boot starts the newest kernel of all that are installed then.
+        images = {match[1] for match in map(IMAGE.fullmatch, added) if match}
+        boot_kernels = {facts.kernel, facts.waiting_kernel or facts.kernel, *images}
+        if kernels & {facts.kernel, max(boot_kernels, key=_numbers)}:
+            package_sets.append(names + [utilities] * ("headless" in driver))
+    return package_sets
 
 
 def _numbers(kernel):
     """Order kernels as the boot loader does; module_utils/kernels.py does the same."""
-    return [int(part) for part in re.findall(r"\d+", kernel)]
+    return [int(digits) for digits in re.findall(r"\d+", kernel)]
 
 
-def _built(coming):
+def _list_built_packages(incoming):
     """List the incoming packages whose module is built on the machine."""
-    return [name for name in coming if "dkms" in name]
+    return [name for name in incoming if "dkms" in name]
 
 
 def _refuse_unsigned(facts, drivers):
-    """Refuse to build a module if the archive has signed ones that do not fit its drivers.
+    """Refuse to build a module if the archive has signed modules that do not fit its drivers.
 
-    That happens for some days when the archive has a newer driver than signed modules.
+    This is the case for some days after the archive got a newer driver, until the signed modules
+    follow. drivers: names of the packages that would need a build.
     """
-    for way, coming in sorted(facts.prebuilt.items(), reverse=True):
-        modules, driver = way.split()[0], way.split()[-1]
-        if not facts.secure_boot or driver.replace("headless-no-dkms", "driver") not in drivers:
+    if not facts.secure_boot:
+        return
+    for joined_names, incoming in sorted(facts.prebuilt.items(), reverse=True):
+        names = joined_names.split()
+        modules, driver = names[0], names[-1]
+        if driver.replace("headless-no-dkms", "driver") not in drivers:
             continue
-        if way in facts.uninstallable:
-            cause = (
-                f"apt cannot install {modules} together with {driver} ({facts.uninstallable[way]})"
-            )
-        elif _built(coming):
-            built = " and ".join(_built(coming))
+        if joined_names in facts.uninstallable:
+            apt_error = facts.uninstallable[joined_names]
+            cause = f"apt cannot install {modules} together with {driver} ({apt_error})"
+        elif _list_built_packages(incoming):
+            built = " and ".join(_list_built_packages(incoming))
             cause = f"together with {modules}, apt would install {built}, which builds a module"
         else:
             continue
@@ -236,51 +256,48 @@ def _refuse_unsigned(facts, drivers):
         )
 
 
-def why_not_by_packages(case):
-    """Explain in a clause why the archive's driver cannot be installed; "" if it has none."""
+def explain_no_packages(case):
+    """Explain in a clause why the archive's driver cannot be installed.
+
+    Returns "" if the archive has no driver, or only drivers that do not fit for other reasons.
+    """
     uninstallable = case.facts.uninstallable
     if not uninstallable:
-        newest_first = sorted(archive_drivers(case.facts), key=lambda c: c.branch, reverse=True)
-        return next(filter(None, (kernel_too_new(case, c.version) for c in newest_first)), "")
+        # apt can install all drivers, so perhaps their modules do not build on this kernel.
+        drivers = list_archive_drivers(case.facts)
+        newest_first = sorted(drivers, key=lambda driver: driver.branch, reverse=True)
+        clauses = (explain_kernel_limit(case, driver.version) for driver in newest_first)
+        return next(filter(None, clauses), "")
     name = max(uninstallable)
     cause, remedy = uninstallable[name], ""
+    # Debian's driver needs this firmware, which is in a component of its own since Debian 12.
     if "firmware-nvidia" in cause:
         remedy = "; the component non-free-firmware in /etc/apt/sources.list would fix it"
     return f"apt cannot install the archive's {name} ({cause}{remedy})"
 
 
-def signed_modules(facts):
-    """Find the signed module for the running kernel; () if the driver came without signed ones."""
-    for name in sorted(set(facts.packages) - set(facts.transitional)):
-        signed = SIGNED.match(name)
-        module = signed and f"{MODULES}{signed[1]}-{facts.kernel}"
-        if module and module in facts.offered:
-            return (f"{module}={facts.offered[module]}",)
-    return ()
-
-
-def by_installer(case):
-    """Plan NVIDIA's installer: that of driver_runfile, or the table's newest that serves."""
-    url, sha256, version = _installer_file(case)
+def plan_installer(case):
+    """Plan NVIDIA's installer: the file of driver_runfile, or the table's newest usable file."""
+    url, sha256, version = _choose_installer(case)
     branch = stacks.version(version)[0]
-    kinds = module_kinds(case.gpus, branch)
+    kinds = list_module_kinds(case.gpus, branch)
     if not kinds:
-        raise Refusal(f"no single driver supports {_names(case)}", "remove one of these cards")
-    if not supports(branch, case.gpus):
+        raise Refusal(f"no single driver supports {_name_gpus(case)}", "remove one of these cards")
+    if not supports_gpus(branch, case.gpus):
         raise Refusal(
-            f"the runfile's driver {version} does not support {_names(case)}",
+            f"the runfile's driver {version} does not support {_name_gpus(case)}",
             "set driver_runfile to another one",
         )
     flags = ["--silent", "--dkms", "--disable-nouveau"]
     if branch >= OPEN_SINCE:
         flags.append(f"--kernel-module-type={kinds[0]}")
     if case.facts.secure_boot:
-        flags += _signing_flags(case.facts, version)
+        flags += _list_signing_flags(case.facts, version)
     return RunInstaller(
         f"driver {version}, from NVIDIA's installer",
         version,
         module=kinds[0],
-        build=module_build(case, version),
+        build=plan_module_build(case, version),
         url=url,
         sha256=sha256,
         flags=tuple(flags),
@@ -288,12 +305,12 @@ def by_installer(case):
     )
 
 
-def _installer_file(case):
-    """Choose (url, SHA-256, version) of the installer. Raises Refusal, since root would run it."""
-    settings, required = (
-        case.settings,
-        f"{case.stack['driver']} that stack {case.stack['name']} needs",
-    )
+def _choose_installer(case):
+    """Choose (url, SHA-256, version) of the installer. Raises Refusal.
+
+    Root will run the file, so a file without a known SHA-256 is refused.
+    """
+    settings = case.settings
     row = stacks.resolve_driver(case.facts, case.stack, case.table, settings["version"])
     url, sha256 = row["url"], row["sha256"]
     if settings["runfile"]:
@@ -301,7 +318,7 @@ def _installer_file(case):
     file = RUNFILE.search(url)
     if file is None:
         raise Refusal(
-            f"{url} is not a runfile of a driver alone: its name is not "
+            f"{url} is not a runfile that contains only a driver: its name is not "
             "NVIDIA-Linux-x86_64-VERSION.run",
             "set driver_runfile and driver_runfile_sha256",
         )
@@ -313,9 +330,11 @@ def _installer_file(case):
         )
     if stacks.version(file[1]) < case.oldest:
         raise Refusal(
-            f"the runfile's driver {file[1]} is older than the {required}",
+            f"the runfile's driver {file[1]} is older than the {case.stack['driver']} that stack "
+            f"{case.stack['name']} needs",
             "set driver_runfile to a newer one",
         )
+    # A URL needs internet, unless `make bundle` has downloaded its file.
     name = url.rpartition("/")[2]
     if settings["offline"] and "://" in url and name not in settings["at_hand"]:
         raise Refusal(
@@ -325,15 +344,16 @@ def _installer_file(case):
     return url, sha256, file[1]
 
 
-def _signing_flags(facts, version):
+def _list_signing_flags(facts, version):
     """List the installer's flags to sign its module, and to load it only after a reboot.
 
-    DKMS takes over the module that the installer has built and does not sign it, so the installer
-    signs with DKMS's key. It loads a module as a test, and installs nothing if that fails.
+    DKMS takes over the module that the installer has built and does not sign it. So the installer
+    signs the module, with DKMS's key.
 
     source: assisted_module_signing(), test_kernel_modules() and
     dkms_register_module() of nvidia-installer 590.48.01.
     """
+    # The installer's test loads the module, which fails until a person has enrolled the key.
     if stacks.version(version) < stacks.version(SKIPS_LOADING):
         raise Refusal(
             f"Secure Boot is on, and NVIDIA's installer {version} loads the module after it "
@@ -349,10 +369,10 @@ def _signing_flags(facts, version):
     ]
 
 
-def module_kinds(gpus, branch):
+def list_module_kinds(gpus, branch):
     """List the kinds of kernel modules that can drive all these GPUs, the recommended one first."""
-    # Open ones know Turing and newer. Blackwell and the newest branches have no others (NVIDIA's
-    # open-gpu-kernel-modules).
+    # Open modules support Turing (75) and newer GPUs. Blackwell (100) and the newest branches have
+    # only open modules. source: the README of NVIDIA's open-gpu-kernel-modules.
     sms = [row["sm"] for row in gpus]
     if max(sms) >= 100 or branch >= OPEN_ONLY_SINCE:
         return (OPEN,) if min(sms) >= 75 else ()
@@ -361,28 +381,24 @@ def module_kinds(gpus, branch):
     return (OPEN, PROPRIETARY)
 
 
-def supports(branch, gpus):
+def supports_gpus(branch, gpus):
     """Return true if a branch of the driver serves all these GPUs."""
-    return all(
-        row["oldest_driver"] <= branch and branch <= (row["newest_driver"] or branch)
-        for row in gpus
-    )
+    limits = [(row["oldest_driver"], row["newest_driver"] or branch) for row in gpus]
+    return all(oldest <= branch <= newest for oldest, newest in limits)
 
 
-def kernel_too_new(case, version, kernel=None):
+def explain_kernel_limit(case, version, kernel=None):
     """Explain in a clause why a driver's module does not build on a kernel; "" if it may build.
 
-    kernel: its release; None: the running one.
+    kernel: the release of the kernel; None: the running kernel.
     """
-    # A driver without a row of its own ends no later than the newer branches.
     kernel, ceilings = kernel or case.facts.kernel, case.table["ceilings"]
     name = stacks.upstream(version)
     driver = stacks.version(name)
-    branch_rows = [
-        row
-        for row in ceilings
-        if row["branch"] == driver[0] and driver >= stacks.version(row["since"])
-    ]
+    # A row of a branch counts from the version "since" on; the newest version comes first.
+    branch_rows = [row for row in ceilings if row["branch"] == driver[0]]
+    branch_rows = [row for row in branch_rows if driver >= stacks.version(row["since"])]
+    # A driver without a row cannot build on newer kernels than the newer branches can.
     newer_rows = [row for row in ceilings if row["branch"] > driver[0]]
     limits = [stacks.version(row["below"]) for row in branch_rows[:1] or newer_rows]
     if not limits or stacks.version(kernel) < min(limits):
@@ -391,16 +407,16 @@ def kernel_too_new(case, version, kernel=None):
     return f"driver {name} builds only on kernels below {below}, not on {kernel}"
 
 
-def module_build(case, version):
-    """Plan the build of a driver's module, for the running kernel and one that waits for a reboot.
+def plan_module_build(case, version):
+    """Plan the build of a driver's module, for the running kernel and the next boot's kernel.
 
-    Raises Refusal if packages are missing, or if the driver does not know the kernel.
+    Raises Refusal if packages are missing, or if the driver does not support the kernel.
     """
     facts = case.facts
-    obstacle = kernel_too_new(case, version)
+    obstacle = explain_kernel_limit(case, version)
     if obstacle:
         raise Refusal(obstacle, OLDER_KERNEL)
-    if facts.secure_boot and not can_sign(facts):
+    if facts.secure_boot and not dkms_can_sign(facts):
         raise Refusal(
             "Secure Boot is on, and DKMS of Debian 11 cannot sign the module that it builds",
             "switch Secure Boot off in the firmware's setup, then run again",
@@ -411,38 +427,38 @@ def module_build(case, version):
     # Without headers for the running kernel, those of the next boot's kernel may do.
     if not facts.kernel_headers and not _is_available(facts, f"linux-headers-{facts.kernel}"):
         if not waiting_headers:
-            raise _no_headers(facts)
-        obstacle = kernel_too_new(case, version, waiting)
+            raise _headers_refusal(facts)
+        obstacle = explain_kernel_limit(case, version, waiting)
         if obstacle:
             raise Refusal(f"{obstacle}, which the next boot starts", OLDER_KERNEL)
-        return ModuleBuild(key=key, reboot_first=True)  # afterwards that kernel is the running one
-    compiler = kernels_gcc(facts)
-    tools = _tools(facts, compiler, key)
+        # After the reboot that kernel runs, and the driver is planned again.
+        return ModuleBuild(key=key, reboot_first=True)
+    compiler = name_kernel_gcc(facts)
+    tools = _list_build_packages(facts, compiler, key)
     lacks_module = waiting_headers and not facts.waiting_module
-    if lacks_module and not kernel_too_new(case, version, waiting):
+    if lacks_module and not explain_kernel_limit(case, version, waiting):
         return ModuleBuild((*tools, f"linux-headers-{waiting}"), compiler, key, waiting)
     return ModuleBuild(tools, compiler, key)
 
 
-def _no_headers(facts):
+def _headers_refusal(facts):
     """Make the Refusal for a running kernel whose headers the archive lacks."""
     headers = f"linux-headers-{facts.kernel}"
-    newer = [_numbers(facts.kernel) < _numbers(n) for n in facts.offered if HEADERS.match(n)]
-    return Refusal(
-        f"its package archive has no headers ({headers}) for the running kernel",
-        # Beside a newer kernel of somebody else's the archive's newest would not start.
-        NEWEST_KERNEL
-        if any(newer)
-        else f"install {headers} from the source of that kernel; or {OLDER_KERNEL}",
-    )
+    archive_kernels = [name for name in facts.offered if HEADERS.match(name)]
+    # The boot loader would not start the archive's newest kernel if the running one is newer.
+    if any(_numbers(facts.kernel) < _numbers(name) for name in archive_kernels):
+        remedy = NEWEST_KERNEL
+    else:
+        remedy = f"install {headers} from the source of that kernel; or {OLDER_KERNEL}"
+    return Refusal(f"its package archive has no headers ({headers}) for the running kernel", remedy)
 
 
-def _tools(facts, compiler, key):
-    """List the packages that a build needs; Refusal if the archive lacks one."""
+def _list_build_packages(facts, compiler, key):
+    """List the packages that a build needs. Raises Refusal if the archive lacks one."""
     tools = ["dkms", "gcc", "make"] + [compiler] * bool(compiler)
-    tools += ["openssl"] * key.startswith("/var/lib/dkms/")  # it makes the key
+    tools += ["openssl"] * key.startswith("/var/lib/dkms/")  # openssl makes DKMS's key
     tools += [f"linux-headers-{facts.kernel}"] * (not facts.kernel_headers)
-    # With those of its series DKMS builds for each kernel to come.
+    # With the metapackage of headers, DKMS builds for each later kernel too.
     series = f"linux-headers-{facts.kernel_series}"
     tools += [series] * (series in facts.offered and series not in facts.packages)
     missing = [name for name in tools if not _is_available(facts, name)]
@@ -458,11 +474,11 @@ def _is_available(facts, name):
     return name in facts.packages or name in facts.offered
 
 
-def kernels_gcc(facts):
-    """Name the gcc that built the running kernel, if the machine's is older; else ""."""
+def name_kernel_gcc(facts):
+    """Name the gcc that built the running kernel if the machine's gcc is older; "" otherwise."""
     # An older gcc does not know all options of the kernel's makefiles: Ubuntu 22.04 has gcc 11, and
     # its kernels from 6.5 on were built by gcc 12.
-    present = facts.gcc or packaged_gcc(facts)
+    present = facts.gcc or packaged_gcc_version(facts)
     if present is None or facts.kernel_compiler is None:
         return ""
     is_older = stacks.version(present)[0] < int(facts.kernel_compiler)
@@ -470,16 +486,17 @@ def kernels_gcc(facts):
     return name if is_older and _is_available(facts, name) else ""
 
 
-def packaged_gcc(facts):
+def packaged_gcc_version(facts):
     """Read the version of the release's gcc; None if no archive was asked, or it has none."""
     package_version = facts.packages.get("gcc") or facts.offered.get("gcc")
     return stacks.upstream(package_version) if package_version else None
 
 
-def can_sign(facts):
+def dkms_can_sign(facts):
     """Return true if the release's DKMS signs its modules, as Secure Boot requires."""
     return (facts.distribution, facts.release) != ("debian", "11")
 
 
-def _names(case):
+def _name_gpus(case):
+    """List the names of the GPU generations in a clause: "Kepler and Turing"."""
     return " and ".join(sorted({row["name"] for row in case.gpus}))

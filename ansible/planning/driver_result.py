@@ -1,6 +1,7 @@
 """Judge a driver's installation, and plan held packages, reboots and power limits.
 
-Pure functions of MachineFacts, or what Ansible has of them.
+Role driver calls these functions as filters, after driver.py has decided on an action. They are
+pure functions of MachineFacts, or of Ansible's variables with the same values.
 """
 
 import math
@@ -27,20 +28,22 @@ POWER_QUERY = "name,power.min_limit,power.max_limit,power.limit,persistence_mode
 def driver_hold(facts, version, settings, stack, released=()):
     """Plan which packages are held, so that driver `version` (NVIDIA's) stays.
 
-    settings: those of driver.driver_wanted; released: packages that were held before an
-    installation, even if it broke off. Returns {"packages": those to hold, "preferences": text for
+    settings: the result of driver.driver_wanted; released: packages that were held before an
+    installation, also one that failed. Returns {"packages": names to hold, "preferences": text for
     apt, "unattended": text for unattended-upgrades}.
     """
     facts = reading.known(facts)
-    stays = kernel_stays(facts, settings, stack)
+    # The kernel is held with its driver if the next kernel would have no module. Later kernels of
+    # Ubuntu 18.04 and 20.04 are unknown to the driver of CUDA 10.2.
+    is_last_kernel = stack["name"] == "cu102" and facts.release in ("18.04", "20.04")
+    holds_kernel = settings["hold_kernel"] or is_last_kernel or not module_follows(facts)
     versions = {}
-    # The driver's packages are known by their version, so that nvidia-container-toolkit and others
-    # stay free. A transitional package would bring another branch. With the kernel its metapackages
-    # are held too.
     for name, present in sorted(facts.packages.items()):
+        # The driver's packages have its version, but nvidia-container-toolkit, for example, does
+        # not and stays free. A transitional package would bring another branch, so it is held.
         is_driver = version and DRIVER.match(name) and stacks.upstream(present).startswith(version)
         is_driver = is_driver or name in facts.transitional or name in released
-        if stays if brings_kernel(name) else is_driver:
+        if holds_kernel if brings_kernel(name) else is_driver:
             versions[name] = present
     stanzas = [
         f"Package: {' '.join(name for name in versions if versions[name] == present)}\n"
@@ -49,24 +52,20 @@ def driver_hold(facts, version, settings, stack, released=()):
     ]
     # A released package that is only half installed has no version that a pin could name.
     half_installed = [
-        name for name in sorted(set(released) - set(versions)) if stays or not brings_kernel(name)
+        name
+        for name in sorted(set(released) - set(versions))
+        if holds_kernel or not brings_kernel(name)
     ]
     names = [*versions, *half_installed]
-    patterns = [f"{name}$" for name in names] + [MODULES] * stays
+    # unattended-upgrades takes regular expressions: MODULES matches all of Ubuntu's signed modules.
+    patterns = [f"{name}$" for name in names] + [MODULES] * holds_kernel
     lines = "".join(f'    "{pattern}";\n' for pattern in patterns)
     block = f"Unattended-Upgrade::Package-Blacklist {{\n{lines}}};\n"
     return {"packages": names, "preferences": "\n".join(stanzas), "unattended": block}
 
 
-def kernel_stays(facts, settings, stack):
-    """Return true if the kernel is held with its driver: by setting, or since no module follows."""
-    # Later kernels of Ubuntu 18.04 and 20.04 are unknown to the driver of CUDA 10.2.
-    is_last_kernel = stack["name"] == "cu102" and facts.release in ("18.04", "20.04")
-    return settings["hold_kernel"] or is_last_kernel or not module_follows(facts)
-
-
 def module_follows(facts):
-    """Return true if the next kernel of the series gets a module: a signed one, or by DKMS."""
+    """Return true if the next kernel of the series gets a signed module, or one built by DKMS."""
     series = facts.kernel_series
     is_prebuilt = any(
         SIGNED.match(name) and name.endswith(f"-{series}")
@@ -77,7 +76,7 @@ def module_follows(facts):
 
 
 def brings_kernel(name):
-    """Return true for a package that brings the next kernel, or Ubuntu's module for one."""
+    """Return true for a package that brings the next kernel, or Ubuntu's module for a kernel."""
     return bool(KERNEL.match(name) and not RELEASE.search(name)) or name.startswith(MODULES)
 
 
@@ -90,7 +89,7 @@ def kernel_packages(facts):
 def reboot_refused(facts, settings, control_id=""):
     """Explain why the machine is not rebooted now: (reason, remedy), or ().
 
-    settings: those of driver.driver_wanted; control_id: the control node's machine_id.
+    settings: the result of driver.driver_wanted; control_id: the control node's machine_id.
     """
     facts = reading.known(facts)
     if control_id and facts.machine_id == control_id:
@@ -113,15 +112,16 @@ def reboot_refused(facts, settings, control_id=""):
 def linux_again(grub_cfg, efi):
     """List the commands by which the next boot starts Linux on a machine that also has Windows.
 
-    Each is a list of words, and counts only for that boot; [] if Linux starts by default.
-    grub_cfg: text of /boot/grub/grub.cfg; efi: what `efibootmgr` prints; "" if there is none.
+    Each command is a list of words, and only affects the next boot; [] if Linux starts by default.
+    grub_cfg: text of /boot/grub/grub.cfg; efi: the output of `efibootmgr`, "" without EFI.
     """
     commands = []
+    # "BootCurrent: 0002" is Linux, which runs now. "BootOrder: 0000,0002" starts Windows first.
     current = re.search(r"^BootCurrent: ([0-9A-F]{4})$", efi, re.MULTILINE)
     order = re.search(r"^BootOrder: ([0-9A-F]{4})", efi, re.MULTILINE)
     if current and order and current[1] != order[1]:
         commands.append(["efibootmgr", "--quiet", "--bootnext", current[1]])
-    # Entries of a submenu are indented; an entry's number counts those of the first level.
+    # GRUB counts only the entries of the first level. Those of a submenu are indented.
     entries = [line for line in grub_cfg.splitlines() if ENTRY.match(line)]
     linux = [number for number, line in enumerate(entries) if "--class gnu-linux" in line]
     if any("osprober" in line or "--class windows" in line for line in entries) and linux:
@@ -140,7 +140,7 @@ def driver_outcome(facts, loading, smi):
     versions = set(re.findall(r"\d+\.\d+[.\d]*", smi["text"])) if smi["rc"] == 0 else set()
     if loaded and versions == {loaded}:
         return _next("done", f"module and nvidia-smi agree: {loaded}")
-    # nouveau cannot be unloaded under a screen.
+    # First the states that a reboot ends.
     if facts.nouveau:
         return _next("reboot", "nouveau drives the card until the next boot")
     differs = loaded and facts.driver_library not in (None, loaded)
@@ -189,7 +189,7 @@ def driver_outcome(facts, loading, smi):
             "nvrm` show more",
         )
     return _next(
-        "refuse", f"{ready}, but cannot be loaded: {_last_line(loading)}", "see `sudo dmesg` there"
+        "refuse", f"{ready}, but cannot be loaded: {_last_line(loading)}", "read `sudo dmesg` on it"
     )
 
 
@@ -203,7 +203,7 @@ def _last_line(text):
 
 
 def power_plan(host, persistence, watts, printed):
-    """Plan GPU limits: {"persistence": bool, "watts": int, "wrong": [differences from them]}.
+    """Plan power limits: {"persistence": bool, "watts": int, "wrong": [differences from the plan]}.
 
     persistence, watts: the settings; 0 watts leaves NVIDIA's own limit. printed: the answer to
     POWER_QUERY. Raises PlanError if a GPU does not accept the limit.
@@ -234,14 +234,16 @@ def power_plan(host, persistence, watts, printed):
 def _read_power(printed):
     """Yield (name, min_watts, max_watts, limit, mode) of each GPU; N/A becomes None."""
     for line in printed.splitlines():
+        # "NVIDIA GeForce RTX 3090, 100.00, 350.00, 350.00, Disabled"
         words = [word.strip() for word in line.rsplit(",", 4)]
         if len(words) != 5:
             continue
+        name, *texts, mode = words
         figures = []
-        for word in words[1:4]:
+        for text in texts:
             try:
-                watts = float(word)
+                watts = float(text)
             except ValueError:
                 watts = math.nan
             figures.append(watts if math.isfinite(watts) else None)
-        yield (words[0], *figures, words[4])
+        yield (name, *figures, mode)

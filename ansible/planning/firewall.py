@@ -1,4 +1,8 @@
-"""Decide who may reach a machine, and find a firewall that is not ours. Pure functions of facts."""
+"""Decide who may reach a machine, and find a firewall that is not ours. Pure functions of facts.
+
+Role firewall calls these functions as filters, and writes the rules (its nftables.conf). The rules
+let in members, admin_cidrs and the control node, and drop other incoming packets.
+"""
 
 from __future__ import annotations
 
@@ -11,37 +15,35 @@ from boundary.facts import Interface, Services, Setup
 
 from . import PlanError, reading
 
-# The bridges of Docker, libvirt, LXD, Incus, LXC, Podman and CNI.
-GUESTS_BRIDGE = re.compile(
+# The names of the bridges of Docker, libvirt, LXD, Incus, LXC, Podman and CNI.
+GUEST_BRIDGE = re.compile(
     r"(docker0|br-[0-9a-f]{12}|(virbr|lxdbr|incusbr|lxcbr|podman|cni-podman|cni)\d+)$"
 )
-# Ports that the rules themselves open: for DHCP's answers and mDNS.
-LET_IN = {("udp", "68"), ("udp", "546"), ("udp", "5353")}
+# Ports that the rules always open: for DHCP's answers (68, 546) and mDNS (5353).
+OPEN_PORTS = {("udp", "68"), ("udp", "546"), ("udp", "5353")}
 
 
 def other_firewall(services: dict[str, Any], ufw_conf: str, chains: str) -> str | None:
     """Name a firewall that already filters this machine's incoming packets; None if there is none.
 
-    services: `ansible_facts.services`; ufw_conf: text of /etc/ufw/ufw.conf ("" when absent);
-    chains: output of `nft list chains` ("" when nft is not there), as text: nft 0.8.2 of Ubuntu
-    18.04 has no JSON. A packet has to pass every base chain of the hook: a second one that drops by
-    default keeps peers out whatever we do.
+    services: `ansible_facts.services`; ufw_conf: text of /etc/ufw/ufw.conf, "" if there is none;
+    chains: output of `nft list chains`, "" without nft, as text: nft 0.8.2 of Ubuntu 18.04 has no
+    JSON.
     """
     units = reading.read(services, Services, "its services")
     manager = firewall_manager(ufw_conf, units.firewalld.state == "running")
     if manager:
         return manager
+    # A packet has to pass every base chain, so another chain that drops keeps peers out.
     for family, table, chain in _dropping_chains(chains):
-        if table != "tandem":  # our own rules drop by default too
+        if table != "tandem":
             return f"nftables table {family} {table}, chain {chain}"
     return None
 
 
 def firewall_manager(ufw_conf: str, firewalld: bool) -> str | None:
-    """Name the firewall manager that is switched on; None if none is.
-
-    ufw_conf: as in other_firewall, a shell fragment, so quotes and blanks are allowed in it.
-    """
+    """Name the firewall manager that is switched on; None if none is. Arguments: other_firewall."""
+    # The file is a shell fragment, so quotes and blanks are allowed: ENABLED="yes".
     if re.search(r"^\s*ENABLED\s*=\s*[\"']?yes", ufw_conf, re.MULTILINE | re.IGNORECASE):
         return "ufw"
     return "firewalld" if firewalld else None
@@ -50,12 +52,14 @@ def firewall_manager(ufw_conf: str, firewalld: bool) -> str | None:
 def _dropping_chains(chains: str) -> list[tuple[str, str, str]]:
     """List (family, table, name) of the base chains that drop incoming packets by default."""
     dropping, table, name = [], ("", ""), ""
-    # A chain's policy is in its first line of rules, below the names of its table and itself.
+    # table inet filter {
+    #     chain input {
+    #         type filter hook input priority 0; policy drop;
     for line in chains.splitlines():
-        opened = re.match(r"table (\S+) (\S+) \{", line)
-        table = (opened[1], opened[2]) if opened else table
-        match = re.match(r"\s+chain (\S+) \{", line)
-        name = match.group(1) if match else name
+        table_start = re.match(r"table (\S+) (\S+) \{", line)
+        table = (table_start[1], table_start[2]) if table_start else table
+        chain_start = re.match(r"\s+chain (\S+) \{", line)
+        name = chain_start[1] if chain_start else name
         if re.search(r"\bhook input\b.*\bpolicy drop\b", line):
             dropping.append((*table, name))
     return dropping
@@ -66,11 +70,11 @@ def container_bridges(facts: dict[str, Any]) -> list[str]:
 
     facts: `ansible_facts`.
     """
-    # A bridge with a port on the PCI bus leads to the LAN, so whoever is behind it is no guest.
+    # A bridge with a port on the PCI bus leads to the LAN, where other machines are, not guests.
     return sorted(
         name
         for name in _interfaces(facts)
-        if GUESTS_BRIDGE.match(name)
+        if GUEST_BRIDGE.match(name)
         and not any(_link(facts, port).pciid for port in _link(facts, name).interfaces)
     )
 
@@ -81,16 +85,17 @@ def _interfaces(facts: dict[str, Any]) -> list[str]:
 
 
 def _link(facts: dict[str, Any], name: str) -> Interface:
-    """Read Ansible's facts about a network interface; {} counts for one that it does not list."""
-    # Ansible's keys have _ for each - : and . of a name.
+    """Read Ansible's facts about a network interface; an unlisted one has no addresses."""
+    # Ansible's keys have _ for each - : and . of a name: "br_1f2e" for br-1f2e.
     interface_facts = facts.get(re.sub(r"[-:.]", "_", name)) or {}
     return reading.read(interface_facts, Interface, f"its network interface {name}")
 
 
 def interface_networks(facts: dict[str, Any], own_address: str) -> list[str]:
-    """List the networks of the interface that has `own_address`: whoever is in them may try ssh.
+    """List the networks of the interface that has `own_address`; [] if no interface has it.
 
-    facts: `ansible_facts` of the machine, used only for its own rules. [] if no interface has it.
+    facts: `ansible_facts` of the machine, used only for its own rules, which let everybody in these
+    networks connect to ssh.
     """
     for name in _interfaces(facts):
         link = _link(facts, name)
@@ -100,7 +105,7 @@ def interface_networks(facts: dict[str, Any], own_address: str) -> list[str]:
 
 
 def _networks_of_link(link: Interface) -> list[Any]:
-    """List the networks of an interface that have room for other machines."""
+    """List the networks of an interface that have addresses for other machines."""
     texts = [f"{address.address}/{address.prefix}" for address in link.addresses]
     try:
         networks = [ipaddress.ip_interface(text).network for text in texts]
@@ -115,24 +120,26 @@ def cut_off(sockets: str, ssh_port: str, opened: list[dict[str, Any]]) -> list[s
 
     sockets: `ss --no-header --listening --numeric --processes --tcp --udp`; opened: firewall_open.
     """
-    open_ports = LET_IN | {("tcp", ssh_port)}
-    open_ports |= {(open.get("protocol", "tcp"), str(open["port"])) for open in opened}
+    open_ports = OPEN_PORTS | {("tcp", ssh_port)}
+    open_ports |= {(entry.get("protocol", "tcp"), str(entry["port"])) for entry in opened}
     listeners = set()
     for line in sockets.splitlines():
-        words = line.split()
-        address, _, port = "".join(words[4:5]).rpartition(":")
+        # tcp LISTEN 0 50 0.0.0.0:445 0.0.0.0:* users:(("smbd",pid=812,fd=30))
+        protocol, _, _, _, local, *_ = [*line.split(), "", "", "", "", ""]
+        address, _, port = local.rpartition(":")
         if not re.fullmatch("[0-9]{1,5}", port):
             continue
         # ss writes 127.0.0.1, [::1], [::ffff:127.0.0.1] or, bound to the interface, *%lo.
         loopback = re.match(r"\[?(127\.|::1\]?$|::ffff:127\.)", address) or "%lo" in address
-        if not loopback and (words[0], port) not in open_ports:
+        if not loopback and (protocol, port) not in open_ports:
             # The kernel's own listeners, such as NFS, have no process.
             program = re.search(r'"([^"]+)"', line)
-            listeners.add((program.group(1) if program else "the kernel", words[0], int(port)))
+            listeners.add((program.group(1) if program else "the kernel", protocol, int(port)))
     return [f"{program} ({protocol} {port})" for program, protocol, port in sorted(listeners)]
 
 
-# A line of sshd's in the journal, as --output=short-iso prints it: its day, the user, the address.
+# "2026-11-20T09:12:31+0100 pc1 sshd[812]: Accepted publickey for anna from 10.20.0.8 port 50022",
+# as journalctl --output=short-iso prints it: day, user, address.
 LOGIN = re.compile(
     r"(\d{4}-\d{2}-\d{2})T\S+ .*?: "
     r"Accepted \S+ for ([\w.@\\$+-]{1,64}) from ([0-9a-fA-F:.]{2,45})[ %]"
@@ -143,44 +150,45 @@ PEERS_NAMED = 8
 def ssh_cut_off(
     sockets: str, journal: str, admitted: list[str], facts: dict[str, Any]
 ) -> dict[str, Any]:
-    """List who came by ssh and will not get in: {"peers": ["10.20.0.7 (connected now)",
-    "10.20.0.8 (anna, 2026-11-20)"], "admin_cidrs": ["10.20.0.0/16"], which would let them in}.
+    """List who came by ssh and will be kept out: {"peers": ["10.20.0.8 (anna, 2026-11-20)"],
+    "admin_cidrs": ["10.20.0.0/16"]}, the networks that would let them in.
 
     sockets: the established connections to ssh's port, as `ss --no-header --numeric` prints them;
     journal: sshd's messages of the last weeks; admitted: addresses and networks that the rules
     let in ("" counts for nothing); facts: `ansible_facts`, for the networks of the machine's cards.
     """
-    rules = [ipaddress.ip_network(text, strict=False) for text in admitted if text]
+    admitted_networks = [ipaddress.ip_network(text, strict=False) for text in admitted if text]
     logins: dict[Any, str] = {}
-    for day, user, text in LOGIN.findall(journal):  # the oldest first, so that the last login stays
-        logins[_peer(text)] = f"{user}, {day}"
+    # The journal has the oldest login first, so the last login of a peer stays.
+    for day, user, text in LOGIN.findall(journal):
+        logins[_read_peer(text)] = f"{user}, {day}"
     for line in sockets.splitlines():
-        ends = re.findall(r"(\S+):\d+(?=\s|$)", line)
-        if len(ends) >= 2:
-            logins[_peer(ends[1])] = "connected now"
+        # tcp ESTAB 0 36 10.20.0.5:22 10.20.0.7:51234: the second address is the peer's.
+        addresses = re.findall(r"(\S+):\d+(?=\s|$)", line)
+        if len(addresses) >= 2:
+            logins[_read_peer(addresses[1])] = "connected now"
     peers = {
         peer: login
         for peer, login in logins.items()
-        if peer and not peer.is_loopback and not any(peer in network for network in rules)
+        if peer
+        and not peer.is_loopback
+        and not any(peer in network for network in admitted_networks)
     }
     if not peers:
         return {"peers": [], "admin_cidrs": []}
     clauses = [f"{peer} ({login})" for peer, login in peers.items()]
     if len(clauses) > PEERS_NAMED:
         clauses[PEERS_NAMED:] = [f"{len(clauses) - PEERS_NAMED} more"]
-    # A private network of one of the machine's interfaces stands for all its peers: a laptop's
-    # address there changes. Of a public one nobody but the peer itself is proposed.
+    # A peer's address in a private network changes, so its whole network is proposed.
     networks = [net for name in _interfaces(facts) for net in _networks_of_link(_link(facts, name))]
     private = [network for network in networks if network.is_private]
     cidrs = {str(next((net for net in private if peer in net), peer)) for peer in peers}
     return {"peers": clauses, "admin_cidrs": sorted(cidrs)}
 
 
-def _peer(text: str) -> Any:
-    """Read the address of a socket or of sshd's log; None for any other text.
-
-    Brackets, the interface's name and the wrapping of IPv4 in IPv6 are left out.
-    """
+def _read_peer(text: str) -> Any:
+    """Read the address of a socket or of sshd's log; None for any other text."""
+    # "[::ffff:10.20.0.7%eth0]" is 10.20.0.7: IPv4 in IPv6, with the name of an interface.
     try:
         address = ipaddress.ip_address(text.strip("[]").split("%")[0])
     except ValueError:
@@ -189,14 +197,14 @@ def _peer(text: str) -> Any:
 
 
 def connection_end(ssh_connection: str) -> dict[str, str]:
-    """Read $SSH_CONNECTION's text: the control node's address as the machine sees it, the
-    machine's own address ("own"), and sshd's port.
+    """Read $SSH_CONNECTION of a machine: {"address", "own", "ssh_port"}.
 
-    Both addresses are "" without an ssh connection (ansible_connection=local): nothing is to be
-    kept open.
+    "address" is the control node's, as the machine sees it, and "own" the machine's. Both are ""
+    without an ssh connection (ansible_connection=local), which the rules need not keep open.
     """
+    # "192.168.56.1 50022 192.168.56.111 22"; an IPv6 address may end with %eth0.
     fields = ssh_connection.split()
-    if len(fields) != 4 or not re.fullmatch("[0-9]{1,5}", fields[3]):
+    if len(fields) != 4 or not re.fullmatch("[0-9]{1,5}", fields[-1]):
         return {"address": "", "own": "", "ssh_port": "22"}
     client, _, server, port = (field.split("%")[0] for field in fields)
     return {"address": client, "own": server, "ssh_port": port}
@@ -226,11 +234,10 @@ def member_addresses(hosts: list[str], hostvars: dict[str, Any]) -> list[str]:
     """List the addresses that members' packets come from, for files that root reads.
 
     hosts: names in the inventory; hostvars: {host: its variables}. Raises PlanError if
-    `other_addresses` is no list of addresses.
+    `other_addresses` is not a list of addresses.
     """
-    # Only the inventory's: ansible_host, the static address, and other_addresses, which a machine
-    # keeps beside it (Linux sends from the older address of a network). A machine's own facts let
-    # nobody in, since it could report any free address.
+    # Linux may send from the older address of a network, so other_addresses count too. A machine's
+    # facts do not count, since it could report any free address.
     addresses = set()
     for host in hosts:
         variables = hostvars[host]
@@ -241,7 +248,7 @@ def member_addresses(hosts: list[str], hostvars: dict[str, Any]) -> list[str]:
 
 
 def kept_addresses(variables: dict[str, Any], new_address: str) -> str:
-    """Write other_addresses for a machine that gets a new address beside the inventory's."""
+    """Write other_addresses for a machine that gets a new address and keeps its present one."""
     host = variables["inventory_hostname"]
     present = reading.setting(variables, "ansible_host", host, host)
     addresses = dict.fromkeys([*_other_addresses(host, variables), present])

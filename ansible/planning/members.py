@@ -1,4 +1,8 @@
-"""Write /etc/hosts and ssh_known_hosts, with the names and keys of all members. Pure functions."""
+"""Write /etc/hosts and ssh_known_hosts, with the names and keys of all members. Pure functions.
+
+Roles call these functions as filters, with the present text of a file, and write the returned text.
+The cluster's members are the machines of the inventory.
+"""
 
 import base64
 import binascii
@@ -8,7 +12,7 @@ from . import PlanError
 
 HOSTS_BEGIN = "# BEGIN tandem: the members of the cluster"
 HOSTS_END = "# END tandem"
-# Prefixes of original lines: the next line replaces it, or none does.
+# Prefixes of original lines. The line after a REPLACED line is Tandem's replacement of it.
 REPLACED = "# tandem replaced: "
 REMOVED = "# tandem removed: "
 
@@ -16,10 +20,10 @@ REMOVED = "# tandem removed: "
 def hosts_file(text, members):
     """Return /etc/hosts with every member's real address.
 
-    text: the present file. members: {name: address}. Every other line stays. A loopback line loses
-    members' names (Debian's "127.0.1.1 node1"), since Gloo would offer that address to its peers.
+    text: the present file. members: {name: address}.
     """
-    # The original line stays above the new one as a comment, for `former_hosts_file`.
+    # A loopback line loses members' names (Debian's "127.0.1.1 node1"), since Gloo would offer that
+    # address to its peers. The original line stays as a comment, for `former_hosts_file`.
     lines = []
     for line in _without_block(text.splitlines()):
         remaining = _without_members(line, members)
@@ -34,17 +38,18 @@ def hosts_file(text, members):
 
 
 def former_hosts_file(text):
-    """Return /etc/hosts as it was before `hosts_file`, with the later changes of others."""
+    """Return /etc/hosts as it was before `hosts_file`, with people's later changes."""
     former = []
     lines = iter(_without_block(text.splitlines()))
     for line in lines:
         if line.startswith(REPLACED):
-            next(lines, None)  # our line
+            next(lines, None)  # skips Tandem's replacement
         former.append(line.removeprefix(REPLACED).removeprefix(REMOVED))
     return "".join(f"{line}\n" for line in former)
 
 
 def _without_block(lines):
+    """Return the lines outside of HOSTS_BEGIN and HOSTS_END."""
     outside, inside = [], False
     for line in lines:
         if line == HOSTS_BEGIN:
@@ -57,40 +62,45 @@ def _without_block(lines):
 
 
 def _without_members(line, members):
-    """Return a loopback line without members' names, None if it has no other name. Other lines stay
-    unchanged."""
+    """Return a loopback line without members' names; None if it has no other name.
+
+    Any other line is returned unchanged.
+    """
+    # "127.0.1.1 node1.lab node1  # by the installer"
     body, hash_sign, comment = line.partition("#")
-    words = body.split()
-    if not words or not words[0].startswith("127.") or not set(words[1:]) & set(members):
+    address, *names = body.split() or [""]
+    if not address.startswith("127.") or not set(names) & set(members):
         return line
-    names = [word for word in words[1:] if word not in members]
-    if not names:
+    other_names = [name for name in names if name not in members]
+    if not other_names:
         return None
-    return "\t".join([words[0], " ".join(names)]) + (f" {hash_sign}{comment}" if hash_sign else "")
+    return f"{address}\t{' '.join(other_names)}" + (f" {hash_sign}{comment}" if hash_sign else "")
 
 
 def known_hosts_file(text, members):
     """Return ssh_known_hosts with the keys of `members`, each {"names", "keys": [{"type", "key"}]}.
 
-    A member's new keys replace its former ones in place. Lines of other machines stay, because a
-    machine may be off or outside `--limit`.
+    A member's new keys replace its former keys in place.
     """
     owners = {name: number for number, member in enumerate(members) for name in member["names"]}
     unplaced = dict(enumerate(members))
     lines = []
     for line in text.splitlines():
+        # "node1,192.168.56.111 ssh-ed25519 AAAAC3Nz..."
         names = (line.split() or [""])[0].split(",")
         owner = next((owners[name] for name in names if name in owners), None)
+        # Lines of machines that are not in `members` stay: a machine may be off or outside --limit.
         if owner is None:
             lines.append(line)
-        elif owner in unplaced:  # at the first of its former lines; the others are dropped
-            lines += _lines_of(unplaced.pop(owner))
+        # The new lines take the place of the member's first former line; its other lines go.
+        elif owner in unplaced:
+            lines += _known_hosts_lines(unplaced.pop(owner))
     for member in unplaced.values():
-        lines += _lines_of(member)
+        lines += _known_hosts_lines(member)
     return "".join(f"{line}\n" for line in lines)
 
 
-def _lines_of(member):
+def _known_hosts_lines(member):
     return [f"{','.join(member['names'])} {key['type']} {key['key']}" for key in member["keys"]]
 
 

@@ -1,8 +1,9 @@
 """Plan a static address: find the program that manages the interface, and write its files.
 
-The decisions are made here, from text that the machine printed; roles/network carries them out.
-Each program has a module. Its `plan(facts, want)` returns {"files": {path: text}, "apply" and
-"back": [shell line]}, and optionally "mode" of the files and "aside".
+The decisions are made from texts that the machine printed; role network carries them out, and takes
+them back if the machine cannot be reached afterwards. Each program has a module. Its `plan(facts,
+want)` returns {"files": {path: text}, "apply" and "back": [shell line]}, and optionally "mode" of
+the files and "aside".
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from . import network_networkd as networkd
 from . import network_nm as nm
 from . import preserved_settings as preserved
 
-# The facts that programs print.
+# The names of the facts that are outputs of programs, which may be large.
 PRINTED = ("nmcli", "connection", "networkctl", "card_dns", "card_search", "resolv", "card_ip4",
            "leases", "route")  # fmt: skip
 _PLANNERS = {
@@ -36,23 +37,24 @@ def network_plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     facts: host, interface, card (see interface_facts), files ({path: text} of its managers),
     nmcli (values GENERAL.STATE, .CONNECTION, .CON-UUID, .TYPE, a line each), connection (of that
     connection ipv4.method, .addresses, .gateway, .dns, a line each), networkctl (text of
-    `networkctl status CARD`), and what preserved_settings.present_way reads.
-    want: mode (add or replace), address (with prefix length), gateway ("" as today, "none"), dns
-    (list; empty: as today). Other settings of the interface stay (preserved_settings.py).
+    `networkctl status CARD`), and what preserved_settings.present_settings reads.
+    want: mode (add or replace), address (with prefix length), gateway (an address, "none", or ""
+    for the present one), dns (addresses; [] for the present ones).
     Returns {"manager", "files": {path: {"content", "mode"}}, "aside": [path], "apply" and "back":
     [shell line], "wrong": [difference from the plan]}. Raises PlanError if nothing can be planned.
     """
     for name in PRINTED:
         reading.read(facts[name], Printed, f"{facts['host']}: {name}")
-    # Ansible's strings and lists carry tags that yaml.safe_dump does not know: take plain ones.
+    # Ansible's strings and lists carry tags that yaml.safe_dump does not know. JSON drops the tags.
     facts, want = json.loads(json.dumps(facts)), json.loads(json.dumps(want))
     interface, master = facts["interface"], facts["card"]["master"]
-    if master:  # with an address of its own, such a card no longer carries the traffic of others
+    # A port of a bridge must not get an address: it would no longer forward packets of the bridge.
+    if master:
         raise PlanError(
             f"{facts['host']}: {interface} is a port of {master}, which has the address. "
             f"Write interface={master} into its line in inventory.ini, or omit `interface`."
         )
-    manager = _manager(facts)
+    manager = _find_manager(facts)
     if want["mode"] == "replace":
         want = preserved.complete(facts, want)
     plan = {"aside": [], "mode": "0644", **_PLANNERS[manager](facts, want), "manager": manager}
@@ -73,8 +75,8 @@ def network_plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     return plan
 
 
-def _manager(facts: dict[str, Any]) -> str:
-    """Name the program that manages the interface; PlanError if none does, or it is not wired."""
+def _find_manager(facts: dict[str, Any]) -> str:
+    """Name the program that manages the interface. Raises PlanError if none does."""
     state, connection, _, kind = nm.nmcli(facts)
     if state and not state.startswith("10 "):  # 10 is "unmanaged"
         if kind != "ethernet":
@@ -84,7 +86,7 @@ def _manager(facts: dict[str, Any]) -> str:
                 "`address`."
             )
         return "netplan" if connection.startswith("netplan-") else "NetworkManager"
-    # NetworkManager and networkd also serve netplan, under names that netplan makes.
+    # netplan generates files for both, such as /run/systemd/network/10-netplan-enp3s0.network.
     network_file = networkd.network_file(facts)
     if network_file:
         return "netplan" if "-netplan-" in network_file else "systemd-networkd"

@@ -1,14 +1,18 @@
-"""Read a machine's network interfaces, and the addresses that the inventory gives them."""
+"""Read a machine's network interfaces, and the addresses that the inventory gives them.
+
+Role network calls most of these functions as filters, before network.py plans a static address.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 from typing import Any
 
-from boundary.facts import IpLink, LinkAddress
+from boundary.facts import IpLink
 
 from . import PlanError, reading
 
+# The kinds of routes with which a line of `ip route` may begin. source: ip-route(8).
 ROUTE_KINDS = ("unicast", "local", "broadcast", "multicast", "throw", "unreachable", "prohibit",
                "blackhole", "nat", "anycast")  # fmt: skip
 
@@ -27,17 +31,20 @@ def parse_files(printed: str) -> dict[str, str]:
 def routes(printed: str) -> list[dict[str, Any]]:
     """List [{"to": "default" or a network, "gateway", "card", "proto"}] of `ip -4 route`.
 
-    gateway and proto are "" if the route has none. A route over several routers (lines that begin
-    with nexthop) is several rows.
+    "gateway" and "proto" are "" if the route has none. A route over several routers gives a row for
+    each of its lines with nexthop.
     """
-    # Text is read, since iproute2 4.15 of Ubuntu 18.04 has no JSON of routes.
+    # iproute2 4.15 of Ubuntu 18.04 prints no JSON of routes, so the lines are read:
+    # default via 192.168.56.1 dev enp3s0 proto dhcp metric 100
+    # 10.20.0.0/16
+    #         nexthop via 192.168.56.2 dev enp3s0 weight 1
     rows, to = [], ""
     for line in printed.splitlines():
         words = line.split()
         if not words:
             continue
         if not line[0].isspace():
-            # Some begin with their kind: `blackhole 10.0.0.0/8`.
+            # Some lines begin with the kind of the route: `blackhole 10.0.0.0/8`.
             to = words[1] if words[0] in ROUTE_KINDS and len(words) > 1 else words[0]
         pairs = dict(zip(words, words[1:]))
         gateway = pairs.get("via", "")
@@ -46,7 +53,7 @@ def routes(printed: str) -> list[dict[str, Any]]:
                 ipaddress.IPv4Network(to, strict=False)
             if gateway:
                 ipaddress.IPv4Address(gateway)
-        except ValueError:  # no route of IPv4, or a line that is none
+        except ValueError:  # a route of IPv6, or a line that is not a route
             continue
         if "dev" in pairs:
             rows.append({"to": to, "gateway": gateway, "card": pairs["dev"],
@@ -61,7 +68,7 @@ def links(ip_json: str) -> list[IpLink]:
 
 
 def interface_of(ip_json: str, address: str, host: str) -> str:
-    """Name the interface that holds an address, from `ip -json address`."""
+    """Name the interface that has an address. ip_json: the output of `ip -json address`."""
     for link in links(ip_json):
         if any(entry.local == address for entry in link.addr_info):
             return link.ifname
@@ -73,40 +80,38 @@ def interface_of(ip_json: str, address: str, host: str) -> str:
 
 
 def interface_facts(ip_json: str, interface: str, host: str) -> dict[str, Any]:
-    """Give {"mac", "master", "ports", "parent", "mtu", "addresses": ["192.168.56.111/24", ...],
-    "dynamic"} of an interface. Addresses are of IPv4 only.
+    """Return {"mac", "master", "ports", "parent", "mtu", "addresses", "dynamic"} of an interface.
 
-    master: the bridge or bond that it is a port of, or "". ports: those of a bridge or bond;
-    parent: the interface below a VLAN, or ""; both may have this interface's hardware address.
-    dynamic: true if DHCP lent an address for a time. Raises PlanError if there is none of the name.
+    "master": the bridge or bond that has the interface as a port, or ""; "ports": the ports of a
+    bridge or bond; "parent": the interface below a VLAN, or ""; "addresses": of IPv4, such as
+    "192.168.56.111/24"; "dynamic": true if DHCP lent an address for a time. ip_json: the output of
+    `ip -json address`. Raises PlanError if no interface has the name.
     """
     every_link = links(ip_json)
-    for link in every_link:
-        if link.ifname == interface:
-            return {
-                "mac": link.address,
-                "master": link.master,
-                "ports": [port.ifname for port in every_link if port.master == interface],
-                "parent": link.link,
-                "mtu": link.mtu,
-                "addresses": [_with_prefix(address, host) for address in link.ipv4],
-                "dynamic": any(address.dynamic for address in link.ipv4),
-            }
-    cards = ", ".join(sorted(link.ifname for link in every_link))
-    raise PlanError(
-        f"{host}: there is no network card {interface}. It has: {cards}. Correct interface=..."
-    )
-
-
-def _with_prefix(entry: LinkAddress, host: str) -> str:
+    link = next((link for link in every_link if link.ifname == interface), None)
+    if link is None:
+        cards = ", ".join(sorted(link.ifname for link in every_link))
+        raise PlanError(
+            f"{host}: there is no network card {interface}. It has: {cards}. Correct interface=..."
+        )
     try:
-        return ipaddress.IPv4Interface((entry.local, entry.prefixlen)).with_prefixlen
+        pairs = [(address.local, address.prefixlen) for address in link.ipv4]
+        addresses = [ipaddress.IPv4Interface(pair).with_prefixlen for pair in pairs]
     except ValueError as error:
         raise PlanError(f"{host}: `ip -json address` printed an invalid address: {error}") from None
+    return {
+        "mac": link.address,
+        "master": link.master,
+        "ports": [port.ifname for port in every_link if port.master == interface],
+        "parent": link.link,
+        "mtu": link.mtu,
+        "addresses": addresses,
+        "dynamic": any(address.dynamic for address in link.ipv4),
+    }
 
 
 def full_address(address: str, addresses: list[str], host: str) -> str:
-    """Complete an address without a prefix length by the interface's network that contains it."""
+    """Complete an address with the prefix length of the interface's network that contains it."""
     try:
         static = ipaddress.IPv4Interface(address)
     except ValueError:
@@ -120,13 +125,13 @@ def full_address(address: str, addresses: list[str], host: str) -> str:
         if static.ip in present.network and present.network.prefixlen < 32:
             return f"{static.ip}/{present.network.prefixlen}"
     raise PlanError(
-        f"{host}: the card has no address in the network of {address}, so its size is unknown. "
+        f"{host}: the card has no address in the network of {address}, whose size is unknown. "
         f"Write the prefix length too: address={address}/24."
     )
 
 
 def address_conflicts(hosts: list[str], hostvars: dict[str, Any]) -> list[str]:
-    """Tell in sentences which two machines would have the same address."""
+    """List sentences about pairs of machines that would have the same address."""
     owners: dict[str, str] = {}
     conflicts = []
     for host in hosts:

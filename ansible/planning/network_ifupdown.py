@@ -1,4 +1,4 @@
-"""Plan a static address by ifupdown."""
+"""Plan a static address by ifupdown, whose files are /etc/network/interfaces and interfaces.d."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     stanza = [f"iface {interface} inet static", f"    address {want['address']}"]
     if want["mode"] == "add":
         return _add(facts, want, stanza)
-    if facts["card"]["ports"]:  # ifdown would take a bridge apart, under its virtual machines
+    # ifdown would also remove a bridge, while virtual machines use it.
+    if facts["card"]["ports"]:
         raise PlanError(
             f"{facts['host']}: {interface} consists of {', '.join(facts['card']['ports'])}, "
             f"and ifupdown would take it apart. Write its address into {INTERFACES} on that "
@@ -31,23 +32,24 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
         if path.startswith(INTERFACES):
             stanza += preserved.stanza_options(text, interface, has_dns)
     for row in want["routes"]:
-        way = f"via {row['gateway']} " if row["gateway"] else ""
-        stanza.append(f"    up ip route replace {row['to']} {way}dev {interface}")
+        via = f"via {row['gateway']} " if row["gateway"] else ""
+        stanza.append(f"    up ip route replace {row['to']} {via}dev {interface}")
+    # The interface may have stanzas in several files. The first of them gets the new stanza.
     files = {}
     for path, text in facts["files"].items():
         if path.startswith(INTERFACES) and has_stanza(text, interface):
-            files[path] = _without_stanzas(text, interface) + "".join(f"{s}\n" for s in stanza)
-            stanza = []  # only the first of the files gets it
-    # ifdown reads the new file, so the old address may stay without the flush.
-    restart_lines = [
-        f"ifdown --force {interface}",
-        f"ip address flush dev {interface}",
-        f"ifup {interface}",
-    ]
+            new_lines = "".join(f"{line}\n" for line in stanza)
+            _, other_lines = preserved.split_stanzas(text, interface)
+            files[path] = "\n".join([*other_lines, ""]) + new_lines
+            stanza = []
+    # ifdown reads the new file, which does not have the old address, so `flush` removes that.
+    flush = f"ip address flush dev {interface}"
+    restart_lines = [f"ifdown --force {interface}", flush, f"ifup {interface}"]
     return {"files": files, "apply": restart_lines, "back": restart_lines}
 
 
 def _add(facts: dict[str, Any], want: dict[str, Any], stanza: list[str]) -> dict[str, Any]:
+    """Plan a file with a second stanza. Raises PlanError if ifupdown would not read the file."""
     interface = facts["interface"]
     main = facts["files"].get(INTERFACES, "")
     if not re.search(
@@ -57,7 +59,7 @@ def _add(facts: dict[str, Any], want: dict[str, Any], stanza: list[str]) -> dict
             f"{facts['host']}: {INTERFACES} does not read {INTERFACES}.d. "
             f"Add the line `source {INTERFACES}.d/*` to it."
         )
-    # ifup of a card that is up does nothing, so the running card gets its address directly.
+    # ifup does nothing for an interface that is up, so `ip` adds the address to it.
     address = f"{want['address']} dev {interface}"
     return {
         "files": {f"{INTERFACES}.d/tandem-{interface}": "\n".join([*stanza, ""])},
@@ -66,16 +68,7 @@ def _add(facts: dict[str, Any], want: dict[str, Any], stanza: list[str]) -> dict
     }
 
 
-def _without_stanzas(text: str, interface: str) -> str:
-    # A stanza ends where the next one begins: ifupdown ignores blank lines and indents.
-    outside, inside = [], False
-    for line in text.splitlines():
-        if re.match(r"\s*(iface|auto|allow-\S+|mapping|source\S*|no-auto-down|no-scripts)\s", line):
-            inside = bool(re.match(rf"\s*iface\s+{re.escape(interface)}\s+inet\s", line))
-        if not inside:
-            outside.append(line)
-    return "\n".join([*outside, ""])
-
-
 def has_stanza(text: str, interface: str) -> bool:
-    return bool(re.search(rf"^\s*iface\s+{re.escape(interface)}\s+inet\s", text, re.MULTILINE))
+    """Return true if a file has an IPv4 stanza of the interface: "iface enp3s0 inet dhcp"."""
+    lines, _ = preserved.split_stanzas(text, interface)
+    return bool(lines)

@@ -1,8 +1,9 @@
 """Read what DHCP gave an interface: name servers, search domains, and further routes.
 
-A static address takes them over. If /etc/resolv.conf names a server on the machine itself (dnsmasq,
-unbound), that server asks name servers of DHCP, and loses them once the address is static. So
-NetworkManager, networkd and dhclient are read too.
+preserved_settings.py writes them into the plan of a static address, which gets nothing from DHCP.
+If /etc/resolv.conf names a server on the machine itself (dnsmasq, unbound), that server asks name
+servers of DHCP, and would lose them. So this file also reads the outputs of NetworkManager,
+networkd and dhclient.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def name_servers(facts: dict[str, Any]) -> dict[str, list[str]]:
     show CARD`), networkctl (`networkctl status CARD`), leases (text of dhclient's leases).
     """
     if facts["card_dns"]:
-        # systemd-resolved has servers for each interface, which may be none.
+        # "Link 2 (enp3s0): 192.168.56.1 192.168.56.2"; an interface may have no servers.
         dns, search = (facts[key].partition("):")[2].split() for key in ("card_dns", "card_search"))
     else:
         lines = [line.split() for line in facts["resolv"].splitlines()]
@@ -36,9 +37,10 @@ def name_servers(facts: dict[str, Any]) -> dict[str, list[str]]:
     servers = _clean_servers(dns, search)
     if servers["dns"] or not _local_servers(facts):
         return servers
-    # The machine's own server forwards to others: the first program that knows them tells which.
+    # The machine's own server forwards to servers of DHCP. The first program that lists such
+    # servers counts: NetworkManager ("IP4.DNS[1]:192.168.56.1"), networkd or dhclient.
     options = lease_options(facts)
-    rows = re.findall(  # such as IP4.DNS[1]:192.168.56.1, by NetworkManager
+    rows = re.findall(
         r"^IP4\.(DNS|DOMAIN|SEARCHES)\[\d+\]:\s*(\S+)\s*$", facts["card_ip4"], re.MULTILINE
     )
     sources = (
@@ -53,7 +55,7 @@ def name_servers(facts: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def refuse_lost_dns(facts: dict[str, Any], dns: list[str]) -> None:
-    """Raise PlanError if only DHCP tells the machine's own name server whom to ask."""
+    """Raise PlanError if the machine's own name server has its upstream servers only from DHCP."""
     local = _local_servers(facts)
     if dns or not local or not facts["card"]["dynamic"]:
         return
@@ -66,26 +68,29 @@ def refuse_lost_dns(facts: dict[str, Any], dns: list[str]) -> None:
 
 
 def _local_servers(facts: dict[str, Any]) -> list[str]:
-    """List the name servers on the machine itself; [] if resolv.conf names others too."""
+    """List the name servers on the machine itself; [] if resolv.conf also lists another machine."""
     servers = [words[1] for words in map(str.split, facts["resolv"].splitlines())
                if words[:1] == ["nameserver"] and len(words) > 1]  # fmt: skip
     try:
         if not all(ipaddress.ip_address(server).is_loopback for server in servers):
             return []
-    except ValueError:  # a name, which no resolver could ask
+    except ValueError:  # resolv.conf has a name, which no resolver could ask
         return []
     # resolvectl has reported the servers behind systemd-resolved.
-    return [s for s in servers if not (facts["card_dns"] and s in RESOLVED)]
+    return [server for server in servers if not (facts["card_dns"] and server in RESOLVED)]
 
 
 def _read_networkctl(text: str) -> dict[str, list[str]]:
-    """Read `  DNS: 192.168.56.1`; further servers are in lines without a name."""
+    """Read {"dns", "search"} from `networkctl status`."""
     values: dict[str, list[str]] = {}
     name = ""
+    #            DNS: 192.168.56.1
+    #                 192.168.56.2
+    # Search Domains: lab.example
     for line in text.splitlines():
-        named = re.match(r"\s*([A-Z][\w ]*): (.*)$", line)
-        name = named.group(1) if named else name
-        values.setdefault(name, []).extend((named.group(2) if named else line).split())
+        match = re.match(r"\s*([A-Z][\w ]*): (.*)$", line)
+        name = match.group(1) if match else name
+        values.setdefault(name, []).extend((match.group(2) if match else line).split())
     return _clean_servers(values.get("DNS", []), values.get("Search Domains", []))
 
 
@@ -93,6 +98,8 @@ def lease_options(facts: dict[str, Any]) -> dict[str, list[str]]:
     """Read {option: values} of dhclient's last lease of an address that the interface has."""
     addresses = [address.partition("/")[0] for address in facts["card"]["addresses"]]
     options: dict[str, list[str]] = {}
+    # lease { fixed-address 192.168.56.111; option domain-name-servers 192.168.56.1,10.0.0.1; }, in
+    # several lines. The last lease of an address counts.
     for lease in re.findall(r"^lease \{\n(.*?)^\}", facts["leases"], re.MULTILINE | re.DOTALL):
         address = re.search(r"^\s*fixed-address (\S+);", lease, re.MULTILINE)
         if address and address.group(1) in addresses:
@@ -103,7 +110,8 @@ def lease_options(facts: dict[str, Any]) -> dict[str, list[str]]:
 
 def _clean_servers(dns: list[str], search: list[str]) -> dict[str, list[str]]:
     """Keep IPv4 servers on other machines and real domains, each once."""
-    return {  # "~." is systemd-resolved's mark of a default route for names
+    # "~." is not a domain, but systemd-resolved's mark of an interface for all names.
+    return {
         "dns": [text for text in dict.fromkeys(dns) if ipv4(text) and text[:4] != "127."],
         "search": [word for word in dict.fromkeys(search) if word != "~."],
     }
@@ -117,16 +125,19 @@ def ipv4(text: str) -> bool:
 
 
 def dhcp_routes(facts: dict[str, Any], router: str, address: str) -> list[dict[str, Any]]:
-    """List [{"to": network with prefix length, "gateway": "" for a network on the same cable}].
+    """List the routes that DHCP gave: [{"to": network with prefix length, "gateway"}].
 
-    facts: route (`ip -4 route show`), and leases, since dhclient does not mark its routes. router:
-    the present one. address: the new one. Raises PlanError for a route whose gateway is not in the
-    network of `address`.
+    "gateway" is "" for a network on the same cable. facts: route (`ip -4 route show`) and leases;
+    router: the present router; address: the new address with its prefix length. Raises PlanError
+    for a route whose gateway is not in the network of `address`.
     """
+    # dhclient does not mark its routes with "proto dhcp", so they are looked up in its leases.
     leased = _leased_routes(facts) if facts["card"]["dynamic"] else []
-    networks = [
-        ipaddress.IPv4Interface(each).network for each in (*facts["card"]["addresses"], address)
+    new_network = ipaddress.IPv4Interface(address).network
+    present_networks = [
+        ipaddress.IPv4Interface(text).network for text in facts["card"]["addresses"]
     ]
+    networks = [*present_networks, new_network]
     result = []
     for row in routes(facts["route"]):
         if row["card"] != facts["interface"] or row["to"] == "default":
@@ -138,7 +149,7 @@ def dhcp_routes(facts: dict[str, Any], router: str, address: str) -> list[dict[s
         is_automatic = to.prefixlen == 32 and router in (gateway, str(to.network_address))
         if is_automatic or (not gateway and any(to.subnet_of(net) for net in networks)):
             continue
-        if gateway and ipaddress.ip_address(gateway) not in networks[-1]:
+        if gateway and ipaddress.ip_address(gateway) not in new_network:
             raise PlanError(
                 f"{facts['host']}: DHCP gave it a route to {to} through {gateway}, which is "
                 f"not in the network of {address}. Choose an address in that network, or "
@@ -149,15 +160,17 @@ def dhcp_routes(facts: dict[str, Any], router: str, address: str) -> list[dict[s
 
 
 def _leased_routes(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Read (network, gateway) of DHCP's option 121."""
+    """List (network, gateway) of DHCP's option 121; the gateway is "" for 0.0.0.0."""
     words = lease_options(facts).get("rfc3442-classless-static-routes", [])
     numbers = [word for word in words if re.fullmatch("[0-9]{1,3}", word)]
     leased = []
-    # Each route is its prefix length, as many bytes of the network as that needs, and the gateway.
+    # Each route has its prefix length, the bytes of the network that this length covers, and the
+    # four bytes of the gateway: "24,10,20,30,192,168,56,1" is 10.20.30.0/24 by 192.168.56.1.
     while numbers:
-        size = (int(numbers[0]) + 7) // 8
-        to = ".".join((numbers[1 : size + 1] + ["0"] * 4)[:4])
-        gateway = ".".join(numbers[size + 1 : size + 5])
-        leased.append((f"{to}/{numbers[0]}", gateway if gateway.strip("0.") else ""))
-        numbers = numbers[size + 5 :]
+        prefix, *numbers = numbers
+        count = (int(prefix) + 7) // 8
+        network = ".".join((numbers[:count] + ["0"] * 4)[:4])
+        gateway = ".".join(numbers[count : count + 4])
+        leased.append((f"{network}/{prefix}", gateway if gateway.strip("0.") else ""))
+        numbers = numbers[count + 4 :]
     return leased

@@ -1,4 +1,8 @@
-"""Plan a static address by netplan, which joins the lists of all its files."""
+"""Plan a static address by netplan, whose files are in /etc/netplan.
+
+netplan merges all its files: mappings and lists of several files join. It writes configurations for
+networkd or NetworkManager, so files of these programs are not touched here.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +17,20 @@ from . import network_networkd as networkd
 from . import preserved_settings as preserved
 
 NETPLAN = "/etc/netplan/90-tandem.yaml"
-# Kinds of interfaces that may hold the address. Those after the first are made of others, and have
-# the same names in the kernel.
+# Kinds of interfaces that may have the address. Interfaces of the last three are made of other
+# interfaces, and have the same names in netplan and in the kernel.
 KINDS = ("ethernets", "bridges", "bonds", "vlans")
 
 
 def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     """Plan the files and commands of netplan; facts and want: see network.network_plan."""
-    # A file of our own is enough to add an address. It cannot replace one, since the address of
-    # another file stays in netplan's list: all files become one then, and the others step aside.
+    # To replace an address, our file gets the merged contents of all files, which are set aside:
+    # otherwise their address would stay in netplan's list.
     texts = {
         path: text for path, text in facts["files"].items() if path.startswith("/etc/netplan/")
     }
     foreign_files = sorted(path for path in texts if path != NETPLAN)
-    # If all others stepped aside in an earlier run, ours holds everything.
+    # If an earlier run has set the other files aside, our file has everything.
     merged: dict[str, Any] = {}
     for path in foreign_files or texts:
         merged = _merge(merged, _read(path, texts[path], facts))
@@ -38,7 +42,7 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     else:
         cards[name] = preserved.netplan_definition(cards[name] or {}, want)
         content = merged
-    # The interface's renderer counts, else that of its kind, else that of all (netplan(5)).
+    # The renderer of the interface counts, or that of its kind, or that of all (netplan(5)).
     renderer = (cards.get(name) or {}).get("renderer") or cards.get("renderer")
     if (renderer or merged["network"].get("renderer")) == "NetworkManager":
         run = {"apply": ["netplan apply"], "back": ["netplan apply"]}
@@ -47,23 +51,20 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
         run = {key: ["netplan generate", *lines] for key, lines in server.items()}
     return {
         "files": {NETPLAN: yaml.safe_dump(content, sort_keys=True)},
-        "mode": "0600",  # it may hold what other files did, such as a password of 802.1X
+        "mode": "0600",  # the merged contents may have a password of 802.1X
         "aside": foreign_files if want["mode"] == "replace" else [],
         **run,
     }
 
 
 def _read(path: str, text: str, facts: dict[str, Any]) -> dict[str, Any]:
-    """Read a file of netplan, and check the shape of all that this module uses.
-
-    Raises PlanError for another shape.
-    """
+    """Read a file of netplan. Raises PlanError if a value that is used here has a wrong type."""
     try:
         document = read_yaml(text) or {}
         network = _mapping(_mapping(document).get("network"))
         for kind in KINDS:
             for name, card in _mapping(network.get(kind)).items():
-                if name != "renderer":  # of all these cards
+                if name != "renderer":  # a setting for all interfaces of the kind
                     _check_definition(_mapping(card))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
@@ -81,37 +82,40 @@ def _check_definition(card: dict[str, Any]) -> None:
         raise ValueError("a card's name is no text")
     _mapping(card.get("nameservers"))
     for address in _items(card.get("addresses")):
-        if not isinstance(address, str) and not all(isinstance(k, str) for k in _mapping(address)):
+        keys = [address] if isinstance(address, str) else _mapping(address)
+        if not all(isinstance(key, str) for key in keys):
             raise ValueError("an address is no text")
     for row in _items(card.get("routes")):
         _mapping(row)
 
 
 def _mapping(value: Any) -> dict[str, Any]:
+    """Return a mapping, {} for None. Raises ValueError for another type."""
     if value is not None and not isinstance(value, dict):
         raise ValueError(f"{str(value)[:40]!r} is not a mapping")
     return value or {}
 
 
 def _items(value: Any) -> list[Any]:
+    """Return a list, [] for None. Raises ValueError for another type."""
     if value is not None and not isinstance(value, list):
         raise ValueError(f"{str(value)[:40]!r} is not a list")
     return value or []
 
 
 def _find_definition(network: dict[str, Any], facts: dict[str, Any]) -> tuple[str, str]:
-    """Find the kind and netplan's name of an interface, which the kernel may name otherwise."""
+    """Find (kind, name) under which netplan's files define an interface. Raises PlanError."""
     interface, card = facts["interface"], facts["card"]
     below = [*card["ports"], *([card["parent"]] if card["parent"] else [])]
     for kind in KINDS[1:]:
         if interface != "renderer" and interface in (network.get(kind) or {}):
             return kind, interface
-    # A bridge has the hardware address of its port, which must not be taken for it.
+    # A bridge has the hardware address of its port, so a match by that address would find the port.
     for name, definition in (network.get("ethernets") or {}).items() if not below else ():
-        if name == "renderer":  # of all these cards
+        if name == "renderer":
             continue
         match = (definition or {}).get("match") or {}
-        # Without a match the name itself is the kernel's.
+        # Without `match`, netplan's name is the kernel's name of the interface.
         names = {match.get("name"), (definition or {}).get("set-name"), None if match else name}
         if interface in names or (match.get("macaddress") or "").lower() == card["mac"]:
             return "ethernets", name
@@ -124,7 +128,7 @@ def _find_definition(network: dict[str, Any], facts: dict[str, Any]) -> tuple[st
 
 
 def _merge(below, above):
-    """Merge values of two files as netplan does: mappings and lists join, else `above` wins."""
+    """Merge values of two files as netplan does: mappings and lists join, or `above` wins."""
     if isinstance(below, dict) and isinstance(above, dict):
         shared = {key: _merge(below[key], above[key]) for key in below if key in above}
         return {**below, **above, **shared}

@@ -1,4 +1,4 @@
-"""Plan a static address by systemd-networkd."""
+"""Plan a static address by systemd-networkd, whose files are in /etc/systemd/network."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 from . import PlanError
 from . import preserved_settings as preserved
 
-# '-' sorts before every digit and letter: networkd finds this file first.
-WHOLE = "/etc/systemd/network/0-tandem-{}.network"
+# networkd uses the first file that matches an interface, in the order of their names. "-" sorts
+# before every digit and letter, so this file comes before 10-enp3s0.network.
+NETWORK_FILE = "/etc/systemd/network/0-tandem-{}.network"
 
 
 def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
@@ -31,11 +32,12 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
         path = f"/etc/systemd/network/{network_file(facts).rpartition('/')[2]}.d/tandem.conf"
         text = f"[Network]\nAddress={want['address']}\n"
         return {"files": {path: text}, **restart(facts, want)}
-    path = WHOLE.format(facts["interface"])
+    path = NETWORK_FILE.format(facts["interface"])
     file = network_file(facts)
+    # Drop-ins are in FILE.d, so they would not count for Tandem's file, which has another name.
     folder = f"{file.rpartition('/')[2]}.d/"
-    drop_ins = [each for each in facts["files"] if f"/network/{folder}" in each]
-    if [each for each in drop_ins if not each.endswith("/tandem.conf")]:
+    drop_ins = [name for name in facts["files"] if f"/network/{folder}" in name]
+    if [name for name in drop_ins if not name.endswith("/tandem.conf")]:
         raise PlanError(
             f"{facts['host']}: {file} has drop-ins ({', '.join(sorted(drop_ins))}), which "
             f"Tandem's file would switch off. Write the address into {file} yourself, and "
@@ -57,13 +59,13 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     for name, settings in present:
         lines += ["", f"[{name}]", *settings] if name != "Network" else []
     for row in want["routes"]:
-        way = f"Gateway={row['gateway']}" if row["gateway"] else "Scope=link"
-        lines += ["", "[Route]", f"Destination={row['to']}", way]
+        next_hop = f"Gateway={row['gateway']}" if row["gateway"] else "Scope=link"
+        lines += ["", "[Route]", f"Destination={row['to']}", next_hop]
     return {"files": {path: "\n".join([*lines, ""])}, **restart(facts, want)}
 
 
 def restart(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, list[str]]:
-    """Give the shell lines {"apply", "back"} that restart networkd with and without the address."""
+    """Return shell lines {"apply", "back"} that restart networkd with and without the address."""
     # networkd keeps addresses that are no longer configured, so they are deleted or flushed first.
     restart_line = "systemctl restart systemd-networkd"
     device = f"dev {facts['interface']}"
@@ -75,5 +77,6 @@ def restart(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, list[str]]
 
 
 def network_file(facts: dict[str, Any]) -> str:
+    """Return the path of the file that configures the interface; "" if networkd does not."""
     match = re.search(r"^\s*Network File: (/\S+)", facts["networkctl"], re.MULTILINE)
     return match.group(1) if match else ""

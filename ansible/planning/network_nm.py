@@ -1,4 +1,4 @@
-"""Plan a static address by NetworkManager."""
+"""Plan a static address by NetworkManager, as a keyfile in /etc/NetworkManager."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ KEYFILE = "/etc/NetworkManager/system-connections/tandem-{}.nmconnection"
 
 
 def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
-    """Plan a connection of our own with a higher priority; the present one stays untouched.
+    """Plan a connection of our own with a higher priority; the present connection stays as it is.
 
-    Ours takes its place, so it repeats all of its settings but the address.
+    Our connection copies all settings of the present one except the address. facts, want and the
+    result: see network.network_plan.
     """
-    interface, uuid = facts["interface"], nmcli(facts)[2]
+    interface = facts["interface"]
+    _, _, uuid, _ = nmcli(facts)
     name, path = f"tandem-{interface}", KEYFILE.format(interface)
-    # The present connection: ours since an earlier run, or that of the UUID. NetworkManager makes
-    # up one that is in no file.
+    # The present connection may be ours, or in no file, if NetworkManager made it up.
     base = ""
     if path in facts["files"] and name in facts["nmcli"].splitlines():
         base = facts["files"][path]
@@ -33,18 +34,19 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     lines += [f"mtu={mtu}"] if mtu != 1500 and not has_mtu else []
     lines += [*options.pop("ethernet"), "", "[ipv4]", *_keyfile_ipv4(facts, want)]
     ipv4 = options.pop("ipv4")
-    # DHCP's search domain would be lost with it.
+    # The search domain came from DHCP, which a static address does not use.
     if want.get("search") and not any(line.startswith("dns-search=") for line in ipv4):
         ipv4 = [*ipv4, f"dns-search={';'.join(want['search'])};"]
     lines += _with_routes(ipv4, want)
+    # IPv6 has NetworkManager's default, unless the present connection has a section about it.
     for section, settings in {"ipv6": ["method=auto"], **options}.items():
         lines += ["", f"[{section}]", *settings]
     return {
         "files": {path: "\n".join([*lines, ""])},
         "mode": "0600",  # NetworkManager ignores a keyfile that others may read
         "apply": ["nmcli connection reload", f"nmcli connection up id {name}"],
-        # A connection that NetworkManager made up (Ubuntu's "Wired connection 1") is in no file,
-        # and gone once a card has another: `device connect` makes a new one (nmcli(1)).
+        # A connection that NetworkManager made up (Ubuntu's "Wired connection 1") disappears when
+        # the interface gets another connection. `device connect` makes up a new one (nmcli(1)).
         "back": [
             "nmcli connection reload",
             f"nmcli connection up uuid {uuid} || nmcli device connect {interface}",
@@ -53,32 +55,36 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_routes(lines: list[str], want: dict[str, Any]) -> list[str]:
-    """Add the routes that DHCP gave to the lines of [ipv4], numbered after those in them."""
-    numbers = [
-        int(match.group(1))
-        for match in (re.match(r"routes?([0-9]{1,9})=", x) for x in lines)
-        if match
-    ]
+    """Add the routes that DHCP gave to the lines of [ipv4]: "route3=10.20.0.0/16,192.168.56.1"."""
+    # The numbers continue after those of the present routes.
+    matches = (re.match(r"routes?([0-9]{1,9})=", line) for line in lines)
+    numbers = [int(match.group(1)) for match in matches if match]
     rows = enumerate(want.get("routes", []), max(numbers, default=0) + 1)
     return lines + [
-        f"route{n}={row['to']}" + f",{row['gateway']}" * bool(row["gateway"]) for n, row in rows
+        f"route{number}={row['to']}" + f",{row['gateway']}" * bool(row["gateway"])
+        for number, row in rows
     ]
 
 
 def _keyfile_ipv4(facts: dict[str, Any], want: dict[str, Any]) -> list[str]:
-    """Write method, addresses, router and name servers; to add, the present ones too."""
-    method, addresses, gateway, dns = [*facts["connection"].splitlines(), "", "", "", ""][:4]
+    """Write method, addresses, router and name servers of [ipv4]."""
+    # To add an address, the present ones are needed too: ipv4.method, .addresses, .gateway, .dns.
+    fields = [*facts["connection"].splitlines(), "", "", "", ""]
+    method, addresses, gateway, dns = fields[:4]
     if want["mode"] == "replace":
         method, addresses, gateway, dns = "manual", "", want["gateway"], ",".join(want["dns"])
-    ours = facts["files"].get(KEYFILE.format(facts["interface"]), "")
-    added = [*re.findall(r"^address\d+=(\S+)$", ours, re.MULTILINE)[-1:], want["address"]]
-    today = [text.strip() for text in addresses.split(",")]
-    several = [text for text in today if text and text not in added] + [want["address"]]
+    # In an earlier run our file may have added another address, as the last one. It is dropped.
+    our_file = facts["files"].get(KEYFILE.format(facts["interface"]), "")
+    our_addresses = re.findall(r"^address\d+=(\S+)$", our_file, re.MULTILINE)
+    added = [*our_addresses[-1:], want["address"]]
+    present = [text.strip() for text in addresses.split(",")]
+    all_addresses = [text for text in present if text and text not in added] + [want["address"]]
     lines = [f"method={method or 'auto'}"]
-    lines += [f"address{number}={text}" for number, text in enumerate(several, 1)]
+    lines += [f"address{number}={text}" for number, text in enumerate(all_addresses, 1)]
     lines += [f"gateway={gateway}"] if gateway else []
     return lines + ([f"dns={dns.replace(' ', '').replace(',', ';')};"] if dns else [])
 
 
 def nmcli(facts: dict[str, Any]) -> list[str]:
+    """Return [state, connection, UUID, type] of the interface, "" for missing values."""
     return [*facts["nmcli"].splitlines(), "", "", "", ""][:4]

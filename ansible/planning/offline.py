@@ -1,4 +1,8 @@
-"""List what machines without internet need from the bundle, by the inventory and by facts."""
+"""List what machines without internet need from the bundle, by the inventory and by facts.
+
+playbooks/bundle.yml plans `make bundle` with `bundle_order`, which knows only the inventory. Role
+bundle checks the bundle with `bundle_needed`, when the machines have reported their facts.
+"""
 
 from pathlib import Path
 
@@ -10,11 +14,11 @@ ANSIBLE = Path(__file__).resolve().parents[1]
 
 
 def bundle_order(hostvars, offline, stack, python=""):
-    """Plan `make bundle` before any machine was asked: see plan() in ansible/bundle.py.
+    """Plan `make bundle` from the inventory alone. Returns needs for plan() of ansible/bundle.py.
 
-    offline: names of the machines that have offline=true; their `release`, and `kernel` if they
-    have a GPU, are variables of the inventory. If there are none, the bundle has the stack's wheels
-    for its preferred Python. Raises PlanError for a machine without `release`.
+    offline: names of the machines that have offline=true; their variables `release`, and `kernel`
+    if they have a GPU, count. Without such machines the bundle has the stack's wheels for `python`,
+    "" for the stack's preferred Python. Raises PlanError for a machine without `release`.
     """
     table = releases()
     row = _table("stacks.yml")["stacks"]["rows"].get(stack, {})
@@ -22,15 +26,15 @@ def bundle_order(hostvars, offline, stack, python=""):
     if nameless:
         raise PlanError(
             f"{', '.join(nameless)} has offline=true, and its packages depend on its release: in "
-            "its line of inventory.ini write, for example, release=bookworm. The machine says its "
-            "own by: . /etc/os-release; echo $VERSION_CODENAME"
+            "its line of inventory.ini write, for example, release=bookworm. To see the "
+            "release, type on the machine: . /etc/os-release; echo $VERSION_CODENAME"
         )
     installs_driver = any(hostvars[host].get("driver_policy") != "keep" for host in offline)
     packages = offline_releases(hostvars, offline, row)
-    # A release that is not in the table is an error later, with a better sentence.
+    # bundling/debs.py rejects a release that is not in the table, with a better sentence.
     in_table = [release for release in packages if release in table]
     release_pythons = {table[release]["python"] for release in in_table}
-    # Machines with another Python get the stack's by conda.
+    # If a release's Python does not fit the stack, conda brings the stack's preferred Python ("").
     pythons = sorted({python} | (release_pythons & set(row.get("python", []))))
     return {
         "wheels": [[stack, name] for name in pythons],
@@ -44,32 +48,32 @@ def offline_releases(hostvars, offline, stack):
     """List {code name: further packages} for the bundle; stack: a row of stacks.yml.
 
     The packages are the headers of the inventory's kernels, the gcc of these kernels if it is not
-    the release's (driver_candidates.kernels_gcc), and the gcc for apex (toolkit.compiler).
+    the release's (driver_candidates.name_kernel_gcc), and the gcc for apex (toolkit.compiler).
     """
     table, packages = releases(), dict[str, set[str]]()
     for host in offline:
         release, kernel = (
             reading.setting(hostvars[host], name, host) for name in ("release", "kernel")
         )
-        further = packages.setdefault(release, set())
+        names = packages.setdefault(release, set())
         if stack.get("apex") and "extensions" in table.get(release, {}):
-            further.add(table[release]["extensions"])
-        if not kernel:  # no GPU, so no module is built
+            names.add(table[release]["extensions"])
+        if not kernel:  # the machine has no GPU, so it builds no module
             continue
-        further.add(f"linux-headers-{kernel}")
+        names.add(f"linux-headers-{kernel}")
         gcc = table.get(release, {}).get("gcc")
         if gcc and stacks.version(kernel) >= stacks.version(gcc["since"]):
-            further.add(gcc["package"])
-    return {release: sorted(further) for release, further in sorted(packages.items())}
+            names.add(gcc["package"])
+    return {release: sorted(names) for release, names in sorted(packages.items())}
 
 
 def bundle_needed(hostvars, offline, machines, stack):
-    """Plan the bundle for machines that were asked; returns the shape of `bundle_order`.
+    """Plan the bundle from the facts of machines. Returns needs as `bundle_order` does.
 
-    machines: {host: {"release": code name, "python": of its environment, "gpus": true if any}}.
-    Raises PlanError if the inventory has another release.
+    machines: {host: {"release": code name, "python": the version for its environment, "gpus": true
+    if it has GPUs}}. Raises PlanError if the inventory has another release for a machine.
     """
-    # A bundle for another release would install nothing.
+    # `make bundle` knows only the inventory's release, whose packages would not fit the machine.
     for host in offline:
         setting, actual = hostvars[host].get("release"), machines[host]["release"]
         if setting != actual:

@@ -1,8 +1,8 @@
-"""Find what is wrong with machines by collected facts. Pure functions.
+"""Find the problems of machines in collected facts. Pure functions.
 
-Facts come from ansible/library/machine_facts.py, with the inventory name as "host". A finding is
-{"host", "fault", "cause", "remedy"}; "fault" is a short name that scripts may rely on.
-docs/preflight.md lists them.
+Role preflight and `make check` call `findings`; the checks are in faults/. A finding is {"host",
+"fault", "cause", "remedy"}; "fault" is a short name that scripts may rely on, and
+docs/preflight.md lists the names.
 """
 
 from . import reading
@@ -14,7 +14,7 @@ BLOCKING = {
     *("disk_full", "read_only", "address", "dpkg", "installer", "uv", "stack", "collect"),
     *("train_user", "duplicate_address", "duplicate_machine_id", "duplicate_mac"),
 }
-# These faults are no problems. They never change the exit code.
+# These faults are only notes: they need no action, and never change the exit code of `make check`.
 NOTES = {
     *("one_user", "faster_card", "xid_program", "reboot_waits", "gcc", "passphrase", "toolkit"),
     *("card_left_out", "table_old", "driver_ended", "driver_end_unknown", "python_new"),
@@ -24,13 +24,14 @@ NOTES = {
 def findings(facts, question):
     """Return all findings of one machine.
 
-    question: {"address": in the inventory, "listed": all addresses of the inventory, "space":
-    [{"folder", "bytes"}] that must be free, "provisioned": whether the environment exists,
-    "env_manager", "conda_installer", "offline", "stack" and "toolkit": the settings, "driver": the
-    result of driver.driver_wanted, "table": of stacks.yml, "kept": the earlier decision of `stack:
+    facts: of module machine_facts, as reading.machine returns them. question: {"address": the
+    machine's in the inventory, "listed": all addresses of the inventory, "space": [{"folder",
+    "bytes"}] that must be free, "provisioned": true if the environment exists, "env_manager",
+    "conda_installer", "offline", "stack" and "toolkit": the settings, "driver": the result of
+    driver.driver_wanted, "table": "stacks" of stacks.yml, "kept": the earlier decision of `stack:
     auto` or {}, "ansible_core": its version, "clock": [the control node's seconds before and
     after collecting], "clock_tolerance": seconds, "users": {"provisions", "trains": names, "there":
-    whether the machine has the second}}.
+    true if the machine has the user that trains}}.
     """
     facts = reading.known(facts)
     checks = (*machine.CHECKS, *network.CHECKS, *stack.CHECKS)

@@ -1,7 +1,8 @@
 """Read an interface's other settings, to keep them when its IPv4 address changes.
 
-They are name servers, search domain, router, wake-on-LAN, routes and IPv6. Texts in, texts and
-values out.
+They are name servers, search domain, router, wake-on-LAN, routes and IPv6. network.py calls
+`complete`, and the module of each program (network_nm.py, network_netplan.py, ...) calls the
+function for its files. All of them only turn texts into texts or values.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from . import PlanError
 from .network_facts import routes
 from .network_lease import dhcp_routes, ipv4, name_servers, refuse_lost_dns
 
-# Lines of a keyfile's [ipv4] that are replaced: all others stay.
+# Lines of a keyfile's [ipv4] that the plan replaces. All other lines stay.
 KEYFILE_ADDRESS = re.compile(r"(method|address\d*|addresses\d*|gateway|dns)=")
 KEYFILE_DHCP = re.compile(r"(dhcp-|ignore-auto)")
 # Lines of an ifupdown stanza that give an address, or that only DHCP reads.
@@ -22,13 +23,15 @@ STANZA_ADDRESS = re.compile(
     r"\s*(address|netmask|network|broadcast|gateway|pointopoint|hostname|leasehours|leasetime"
     r"|vendor|client)\s"
 )
+# The first line of a stanza ends the stanza before it, not a blank line or an indent.
+STANZA_START = re.compile(r"\s*(iface|auto|allow-\S+|mapping|source\S*|no-auto-down|no-scripts)\s")
 ADDRESS_KEYS = ("Address", "Gateway", "DNS")  # of networkd's [Network], for both IP versions
 # Values of networkd's DHCP= by which it asks for an IPv6 address too.
 DHCP_FOR_IPV6 = ("yes", "true", "on", "1", "both", "ipv6")
 STANZA_DNS = re.compile(r"\s*dns-(nameservers?|search|domain)\s")
 
 
-def present_way(facts: dict[str, Any]) -> dict[str, Any]:
+def present_settings(facts: dict[str, Any]) -> dict[str, Any]:
     """Read {"dns", "search": lists, "gateway": "" for none} that the machine has at present.
 
     facts: what network_lease.name_servers reads, and route (`ip -4 route show`).
@@ -39,11 +42,12 @@ def present_way(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def complete(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
-    """Complete `want` by the present settings; add "search", and "routes" that DHCP gave.
+    """Complete `want` with the present settings; add "search", and "routes" that DHCP gave.
 
-    Raises PlanError if the present router, name servers or such a route would be lost.
+    facts, want: see network.network_plan. Raises PlanError if the present router, name servers or
+    routes of DHCP would be lost.
     """
-    present = present_way(facts)
+    present = present_settings(facts)
     gateway = {"none": "", "": present["gateway"]}.get(want["gateway"], want["gateway"])
     network = ipaddress.ip_interface(want["address"]).network
     # A router outside the new address's network could not be reached any more.
@@ -62,7 +66,7 @@ def complete(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
 def sections(text: str) -> list[tuple[str, list[str]]]:
     """Split a file like .ini into [(name, lines)], without comments and empty lines.
 
-    A name may come several times, as [Route] does.
+    The list may have a name several times, such as Route.
     """
     result: list[tuple[str, list[str]]] = []
     for line in map(str.strip, text.splitlines()):
@@ -74,11 +78,11 @@ def sections(text: str) -> list[tuple[str, list[str]]]:
 
 
 def keyfile_options(base: list[tuple[str, list[str]]], replaced: bool) -> dict[str, list[str]]:
-    """Collect {section: lines} that our connection takes over from the one that it replaces.
+    """Collect {section: lines} that Tandem's connection copies from the present connection.
 
-    base: that one's sections; replaced: true if it loses its address.
+    base: the sections of the present connection; replaced: true if its address is replaced.
     """
-    names = {"802-3-ethernet": "ethernet"}  # as NetworkManager before 1.0 called it
+    names = {"802-3-ethernet": "ethernet"}  # NetworkManager's name for [ethernet] before 1.0
     preserved: dict[str, list[str]] = {"ethernet": [], "ipv4": []}
     for name, lines in base:
         if name != "connection":
@@ -90,7 +94,7 @@ def keyfile_options(base: list[tuple[str, list[str]]], replaced: bool) -> dict[s
 
 
 def networkd_options(text: str) -> list[tuple[str, list[str]]]:
-    """List the sections of a .network file, without [Match] and what gives IPv4 addresses."""
+    """List the sections of a .network file, without [Match] and without IPv4 addresses."""
     preserved = []
     for name, lines in sections(text):
         if name in ("Match", "DHCP", "DHCPv4", "DHCPServer"):
@@ -99,7 +103,7 @@ def networkd_options(text: str) -> list[tuple[str, list[str]]]:
             continue
         if name == "Route":
             values = dict(re.split(r"\s*=\s*", line, maxsplit=1) for line in lines if "=" in line)
-            # A route without a destination is the default one of its gateway's IP version.
+            # A route without a destination is the default route of its gateway's IP version.
             to_all = "0.0.0.0/0" if ipv4(values.get("Gateway", "")) else ""
             if values.get("Destination", to_all) == "0.0.0.0/0":
                 continue
@@ -107,7 +111,7 @@ def networkd_options(text: str) -> list[tuple[str, list[str]]]:
             settings = []
             for line in lines:
                 key, _, value = map(str.strip, line.partition("="))
-                # DHCP goes on for IPv6, if it was asked for both.
+                # If DHCP served both versions, it continues for IPv6.
                 if key == "DHCP" and value.lower() in DHCP_FOR_IPV6:
                     settings.append("DHCP=ipv6")
                 elif key != "DHCP" and not (key in ADDRESS_KEYS and _value_is_ipv4(line, key)):
@@ -118,15 +122,16 @@ def networkd_options(text: str) -> list[tuple[str, list[str]]]:
 
 
 def _value_is_ipv4(line: str, key: str) -> bool:
+    """Return true if a line sets `key` to an IPv4 address: "Address=192.168.56.111/24"."""
     match = re.match(rf"{key}\s*=\s*([\d.]+)(/\d+)?$", line)
     return match is not None and ipv4(match.group(1))
 
 
 def netplan_definition(present: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
-    """Replace the IPv4 addresses in netplan's description of an interface by ours."""
+    """Replace the IPv4 addresses in netplan's definition of an interface with those of `want`."""
     dropped = ("dhcp4", "dhcp4-overrides", "gateway4", "addresses", "routes", "nameservers")
     definition = {key: value for key, value in present.items() if key not in dropped}
-    # An address is a text, or a map of one key that holds its options.
+    # An address is a text, or a mapping {address: its options}. IPv6 addresses and routes stay.
     ipv6_addresses = [item for item in present.get("addresses") or []
            if ":" in (item if isinstance(item, str) else next(iter(item), ""))]  # fmt: skip
     routes = [row for row in present.get("routes") or []
@@ -146,13 +151,25 @@ def netplan_definition(present: dict[str, Any], want: dict[str, Any]) -> dict[st
     return definition | ({"nameservers": resolvers} if resolvers else {})
 
 
+def split_stanzas(text: str, interface: str) -> tuple[list[str], list[str]]:
+    """Split a file of ifupdown: the lines of the interface's IPv4 stanzas, and all other lines."""
+    inside: list[str] = []
+    outside: list[str] = []
+    lines = outside
+    # iface enp3s0 inet static
+    #     address 192.168.56.111/24
+    #     post-up ethtool -s enp3s0 wol g
+    for line in text.splitlines():
+        if STANZA_START.match(line):
+            is_ours = re.match(rf"\s*iface\s+{re.escape(interface)}\s+inet\s", line)
+            lines = inside if is_ours else outside
+        lines.append(line)
+    return inside, outside
+
+
 def stanza_options(text: str, interface: str, has_dns: bool) -> list[str]:
     """List the lines of an interface's IPv4 stanzas that set something other than its address."""
-    preserved, inside = [], False
-    for line in text.splitlines():
-        if re.match(r"\s*(iface|auto|allow-\S+|mapping|source\S*|no-auto-down|no-scripts)\s", line):
-            inside = bool(re.match(rf"\s*iface\s+{re.escape(interface)}\s+inet\s", line))
-        elif inside and line.strip() and not line.lstrip().startswith("#"):
-            dropped = STANZA_ADDRESS.match(line) or (has_dns and STANZA_DNS.match(line))
-            preserved += [] if dropped else [line]
-    return preserved
+    dropped = [STANZA_START, STANZA_ADDRESS] + [STANZA_DNS] * has_dns
+    lines, _ = split_stanzas(text, interface)
+    settings = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    return [line for line in settings if not any(pattern.match(line) for pattern in dropped)]

@@ -1,6 +1,8 @@
-"""Check what machines report, once (by boundary/facts.py): all of planning/ trusts it then.
+"""Check what machines report, against the types of boundary/facts.py.
 
-A value that cannot be, in type, range, size or alphabet, is a PlanError: that machine's failure.
+Roles call `machine` and `driver` as filters on what modules return, so that the rest of planning/
+can trust the facts. A value of a wrong type, range, size or alphabet raises PlanError, which fails
+only the machine that reports it.
 """
 
 from __future__ import annotations
@@ -23,34 +25,35 @@ from boundary.schema import Invalid, convert, decode
 
 from . import PlanError
 
-LONE = re.compile("[\ud800-\udfff]")  # halves of surrogates, which no file could hold
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # no file can contain it as UTF-8
 
 
 def machine(facts, host, address="", folders=(), gpus=None, driver_policy=""):
-    """Check what machine_facts returned; give MachineFacts without the driver's as plain values.
+    """Check what module machine_facts returned. Returns its facts and four facts of the inventory.
 
-    address: the one in the inventory; folders: those whose disks were asked for; gpus and
-    driver_policy: the settings. Raises PlanError.
+    address: the machine's in the inventory; folders: the module's parameter; gpus and
+    driver_policy: settings of the inventory. Raises PlanError.
     """
     checked = read(facts, MachineFacts, host)
-    lacking = [folder for folder in folders if folder not in checked.disks]
-    if lacking:
-        raise _impossible(host, f"it says nothing of the disk of {lacking[0]}")
+    missing = [folder for folder in folders if folder not in checked.disks]
+    if missing:
+        raise _impossible(host, f"it says nothing of the disk of {missing[0]}")
+    # Other machines send to the inventory's address, so the machine's own answer does not count.
     interface = next((link.name for link in checked.links if address in link.addresses), None)
     added = {"interface": interface, "host": host, "gpus_counted": counted(gpus, host),
            "driver_kept": driver_policy == "keep"}  # fmt: skip
-    # As plain values, since Ansible stores them as variables. `driver` returns the driver's.
+    # `driver` returns the facts in DRIVER, which have only their defaults here.
     plain = to_builtins(checked)
     return {name: plain[name] for name in plain if name not in (*DRIVER, "sudo")} | added
 
 
 def known(facts):
-    """Read from Ansible's variables what `machine` and `driver` returned, as typed values again."""
+    """Return MachineFacts for Ansible's variables, which have what `machine` and `driver` gave."""
     return facts if isinstance(facts, PlanFacts) else read(facts, MachineFacts, facts["host"])
 
 
 def shell(facts):
-    """Read ShellFacts from a machine's shell, or the same values from its facts."""
+    """Return ShellFacts for what a machine's shell printed, or for the facts of its modules."""
     if isinstance(facts, ShellFacts):
         return facts
     # The shell's facts are a subset of the facts of modules.
@@ -61,7 +64,7 @@ def shell(facts):
 
 
 def counted(gpus, host):
-    """Read how many GPUs of a machine participate by the inventory's `gpus`; None: all."""
+    """Read the inventory's `gpus`, the number of GPUs that participate; None: all of them."""
     if gpus in (None, ""):
         return None
     if not re.fullmatch("[0-9]{1,4}", str(gpus)):
@@ -85,8 +88,10 @@ def setting(variables, name, host, default=""):
 
 
 def proven(machines):
-    """List [{"host", "names", "precisions"}] of the machines that computed role prove's products
-    correctly; machines: their variables."""
+    """List [{"host", "names", "precisions"}] of the machines whose GPUs computed correctly.
+
+    machines: the variables of the machines, with the result of role prove (proof.py).
+    """
     proofs = []
     for machine in machines:
         host, result = machine["inventory_hostname"], machine.get("prove_cards", {})
@@ -94,17 +99,17 @@ def proven(machines):
             try:
                 proof = parsed(result.get("stdout"), Proof, host)
             except PlanError:
-                continue  # its output is no proof
+                continue  # an output of another form proves nothing
             proofs.append({"host": host, **to_builtins(proof)})
     return proofs
 
 
 def read(value, kind, source):
-    """Convert a value to a type; PlanError about `source` if it does not fit."""
-    if kind is Printed:  # larger than other texts may be
+    """Convert a value to a type. Raises PlanError about `source` if the value does not fit."""
+    if kind is Printed:  # the output of a program, which may be larger than other texts
         if not isinstance(value, str) or len(value) > PRINTED:
             raise _impossible(source, "it is not text, or it is too long")
-        return LONE.sub("\ufffd", value)
+        return LONE_SURROGATE.sub("\ufffd", value)
     try:
         return convert(value, kind, source)
     except Invalid as error:
@@ -112,7 +117,7 @@ def read(value, kind, source):
 
 
 def parsed(text, kind, source):
-    """Read a program's JSON as a type; PlanError about `source` if it does not fit."""
+    """Read a program's JSON as a type. Raises PlanError about `source` if it does not fit."""
     try:
         return decode(read(text, Printed, source), kind, source)
     except Invalid as error:

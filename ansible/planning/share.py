@@ -1,6 +1,7 @@
 """Plan the mount of a share, explain its failures, and check that a folder can be shared.
 
-The decisions need only texts: fstab, the journal, and outputs of findmnt and lsblk.
+Roles share_server and share_client run the commands (findmnt, lsblk, df) and call these functions
+as filters, with the outputs. Nothing here reads or changes a machine.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from boundary.facts import IDS, BlockDevice, BlockDevices, FileSystems
 
 from . import PlanError, reading
 
-NTFS = {"fuseblk", "ntfs", "ntfs3"}
+NTFS = {"fuseblk", "ntfs", "ntfs3"}  # findmnt calls ntfs-3g's mounts fuseblk
 NETWORKED = {"nfs", "nfs4", "cifs", "smb3"}
 CACHES = {"ext4", "xfs"}  # their files can have the attributes that cachefilesd writes
-# The person who filled the disk must not become root by a setuid program or a device file on it.
+# Somebody who wrote a setuid program or a device file on the disk must not become root by it.
 NO_POWERS = ("nosuid", "nodev")
-# Meanings of a line of the journal, for all kinds of shares.
+# (pattern for the journal of a mount, its meaning for users) for all kinds of shares.
 FAILURES = (
     (
         r"unknown filesystem|not supported by the system|No such device|Protocol not supported",
-        "this machine's kernel has no driver for it. On Ubuntu: sudo apt install "
+        "this machine's kernel has no driver for such a share. On Ubuntu: sudo apt install "
         "linux-modules-extra-$(uname -r)",
     ),
     (
@@ -39,32 +40,33 @@ FAILURES = (
 class Kind:
     """A protocol by which a machine shares its data sets.
 
-    Its tasks have its name in share_server (NAME.yml, uninstall_NAME.yml, and share_server_kinds of
-    its variables) and share_client.
+    The tasks for a kind are in files with the kind's name: NAME.yml and uninstall_NAME.yml of role
+    share_server, and NAME.yml of role share_client. share_server_kinds lists the kinds for YAML.
     """
 
     server_packages: tuple[str, ...]
     service: str
-    mark: str  # a file of the server; our first line in it marks a share of Tandem's
+    mark: str  # a file of the server; Tandem's first line in it marks Tandem's share
     client_packages: tuple[str, ...]
     fstype: str  # in fstab
     source: str  # the first column of fstab
-    options: Callable[
-        [dict[str, Any]], list[str]
-    ]  # for a machine, in addition to all kinds' options
+    # The options in fstab that only this kind has; its argument is that of share_options.
+    options: Callable[[dict[str, Any]], list[str]]
     has_password: bool
     cannot_export: frozenset[str]  # types of file systems
-    failures: tuple[tuple[str, str], ...]  # FAILURES of its own, by mount.cifs(8) and mount.nfs(8)
+    failures: tuple[tuple[str, str], ...]  # as FAILURES. source: mount.cifs(8) and mount.nfs(8)
 
 
 def _nfs_options(machine: dict[str, Any]) -> list[str]:
     # One TCP connection fills 1 Gbit/s; a faster link needs several (nfs(5): since Linux 5.3).
+    # "5.15.0-91-generic" -> 5, 15
     major, minor = re.findall(r"^(\d+)\.(\d+)", machine["kernel"])[0]
     needs_several = (int(major), int(minor)) >= (5, 3) and machine["speed"] > 1000
     return ["vers=4.2", "noatime", *(["nconnect=4"] if needs_several else [])]
 
 
 def _smb_options(machine: dict[str, Any]) -> list[str]:
+    # SMB has no Linux users, so the user who trains owns all files: "uid=1001(tandem) gid=1001...".
     uid, gid = re.findall(IDS, machine["ids"])[0]
     secret = "credentials=/etc/tandem/share.credentials"  # noqa: S105 - a path, no password
     return [secret, "vers=3.1.1", f"uid={uid}", f"gid={gid}", "file_mode=0444", "dir_mode=0555"]
@@ -81,7 +83,7 @@ KINDS = {
         source="{address}:{path}",
         options=_nfs_options,
         has_password=False,
-        # The kernel's server needs file handles that outlive a restart; these give none.
+        # The kernel's NFS server needs file handles that stay valid after a restart.
         cannot_export=frozenset(NTFS | {"fuse", "exfat", "vfat", "overlay"}),
         failures=(
             (
@@ -119,22 +121,22 @@ KINDS = {
 
 
 def kind_of(protocol: str) -> Kind:
-    """Return the kind of share_protocol. Raises PlanError."""
+    """Return the Kind that share_protocol names. Raises PlanError if there is none."""
     if protocol not in KINDS:
         raise PlanError(f"share_protocol is {protocol!r}: write local, {' or '.join(KINDS)}")
     return KINDS[protocol]
 
 
 def share_kind(protocol: str) -> dict[str, Any]:
-    """Give the roles the fields of a kind that they use."""
+    """Return the fields of a kind that roles use."""
     kind = kind_of(protocol)
     names = ("server_packages", "service", "client_packages", "fstype", "has_password")
     return {name: getattr(kind, name) for name in names}
 
 
 def share_others(protocol: str) -> dict[str, str]:
-    """Give {kind: its mark} of all kinds but this one; of all for local."""
-    if protocol != "local":
+    """Return {kind: its mark} of the kinds that share_protocol does not name; of all for local."""
+    if protocol != "local":  # local names no kind, so all kinds are returned
         kind_of(protocol)
     return {name: kind.mark for name, kind in KINDS.items() if name != protocol}
 
@@ -148,7 +150,6 @@ def share_refusal(protocol: str, path: str, findmnt: str) -> str:
     if not systems:
         raise PlanError(f"findmnt does not know the file system of {path}")
     (disk, *_) = systems
-    # The data would cross the network twice.
     if disk.fstype in NETWORKED:
         return (
             f"{path} is a share of another machine ({disk.fstype}). Make that machine "
@@ -165,6 +166,7 @@ def share_refusal(protocol: str, path: str, findmnt: str) -> str:
 
 
 def _no_export(protocol: str, fstype: str) -> str:
+    """Explain in a clause that a protocol cannot share a file system; "" if it can."""
     if fstype not in kind_of(protocol).cannot_export:
         return ""
     able = next(name for name, kind in KINDS.items() if fstype not in kind.cannot_export)
@@ -176,7 +178,7 @@ def _no_export(protocol: str, fstype: str) -> str:
 
 
 def share_missing(path: str, lsblk: str) -> str:
-    """Tell that a folder does not exist, and which disks nobody has mounted.
+    """Report that a folder does not exist, with the disks that nobody has mounted.
 
     lsblk: output of `lsblk --json --paths --output NAME,FSTYPE,LABEL,UUID,SIZE,MOUNTPOINT`.
     """
@@ -203,13 +205,13 @@ def share_disk(
     a driver for NTFS (Linux 5.15); protocol: share_protocol. Raises PlanError if there is nothing
     to mount or to share.
     """
-    key, _, value = disk.rpartition("=")
+    key, _, value = disk.rpartition("=")  # "LABEL=data", or "/dev/sdb1" without a key
     name = {"": "name", "UUID": "uuid", "LABEL": "label"}.get(key)
     devices = block_devices(lsblk)
     matches = [device for device in devices if name and getattr(device, name) == value]
     if len(matches) != 1:
         names = ", ".join(device.name for device in devices if device.fstype)
-        fault = "is none of its disks" if not matches else "fits several of its disks"
+        fault = "is not one of its disks" if not matches else "fits several of its disks"
         raise PlanError(f"{host}: share_disk {disk} {fault}. Disks with data: {names}.")
     (device,) = matches
     fstype = device.fstype
@@ -242,50 +244,52 @@ def share_disk(
 
 def block_devices(lsblk: str) -> list[BlockDevice]:
     """List all devices of lsblk's tree, in its order."""
-    # Parents before their partitions, as lsblk prints them.
-    devices, stack = [], reading.parsed(lsblk, BlockDevices, "lsblk").blockdevices[::-1]
-    while stack:
-        device = stack.pop()
+    # pop() takes the last device, so each list is reversed: a disk comes before its partitions.
+    devices, pending = [], list(reversed(reading.parsed(lsblk, BlockDevices, "lsblk").blockdevices))
+    while pending:
+        device = pending.pop()
         devices.append(device)
-        stack += device.children[::-1]
+        pending += reversed(device.children)
     return [device for device in devices if device.name]
 
 
 def share_source(protocol: str, address: str, path: str, name: str) -> str:
-    """Give the first column of fstab, the source of the mount."""
+    """Return the first column of fstab, the source of the mount."""
     return kind_of(protocol).source.format(address=address, path=path, name=name)
 
 
 def share_options(protocol: str, machine: dict[str, Any], cached: bool = False) -> str:
-    """Give the options of fstab.
+    """Return the options of a share in fstab.
 
     machine: kernel ("5.15.0-91-generic"), speed (Mbit/s of the interface, less than 1 if unknown),
-    ids (output of `id` for the user who reads). cached: true if files are cached on its disk.
+    ids (output of `id` for the user who reads). cached: true if the machine caches the files on its
+    disk.
     """
     # automount: the first use mounts the share, so that no boot waits for the server. hard: a
     # reader waits for a server that restarts instead of failing. x-tandem marks the line as
     # Tandem's; mount(8) ignores such words.
     common = ["ro", *NO_POWERS, "hard", "_netdev", "nofail", "x-tandem"]
     common += ["x-systemd.automount", "x-systemd.mount-timeout=20"]
-    # The kernel caches nothing of a share that was mounted before the daemon ran.
+    # The kernel caches nothing of a share that was mounted before cachefilesd ran.
     cache = ["fsc", "x-systemd.after=cachefilesd.service"] if cached else []
     return ",".join([*common, *cache, *kind_of(protocol).options(machine)])
 
 
-# cachefilesd has no size, but percentages of free disk: below bstop it stores nothing more, below
-# bcull it deletes the oldest files until brun is reached. The order is from the largest to the
-# smallest, since the kernel checks each line against its present ones (7, 5 and 1 % at first).
+# cachefilesd has no setting for the size of the cache, but percentages of free disk: below bstop
+# it stores nothing more, and below bcull it deletes the oldest files until brun is reached. CULLING
+# has the percentages to add to bstop. The largest comes first, since the kernel checks each line
+# against its present limits (7, 5 and 1 % at first).
 CULLING = {"brun": 4, "bcull": 2, "bstop": 0}
 LEAST_FREE = 8  # percent of the disk that stay free for other programs
 
 
 def share_cache(limit_gb: float, disk: str, present: str, has_module: bool) -> dict[str, Any]:
-    """Plan the cache of a share on the disk of /var/cache: {"refusal": why there is none, or "",
-    "limits": CULLING in percent that stay free}.
+    """Plan the cache of a share on the disk of /var/cache: {"refusal", "limits"}.
 
-    disk: output of `df --block-size=1 --output=fstype,size,avail`; present: output of `du
-    --summarize --block-size=1` of an existing cache; has_module: true if the kernel has cachefiles.
-    The cache shrinks and grows with the disk that other programs leave free.
+    "refusal" explains why there is no cache; "" if there is one. "limits" are CULLING's, in percent
+    of the disk that stay free. disk: output of `df --block-size=1 --output=fstype,size,avail`;
+    present: output of `du --summarize --block-size=1` of an existing cache; has_module: true if the
+    kernel has cachefiles. The cache shrinks and grows with the space that programs leave free.
     """
     if not has_module:
         return {"refusal": "its kernel has no module cachefiles", "limits": {}}
@@ -298,7 +302,9 @@ def share_cache(limit_gb: float, disk: str, present: str, has_module: bool) -> d
     # The present cache's bytes count as free.
     present_bytes = re.match(r"\d+", present)
     free += int(present_bytes[0]) if present_bytes else 0
+    # With a full cache of limit_gb, this percentage of the disk is still free.
     stop = max(math.ceil(100 * (free - limit_gb * 1e9) / max(1, total)), LEAST_FREE)
+    # Files are stored only above brun, so a disk with less free space would never have a cache.
     if total * (stop + max(CULLING.values())) >= 100 * free:
         least = max(CULLING.values()) * total / 100e9
         refusal = (
@@ -310,7 +316,7 @@ def share_cache(limit_gb: float, disk: str, present: str, has_module: bool) -> d
 
 
 def share_unit(path: str) -> str:
-    """Give systemd's name of a mount point, without .mount, as systemd-escape(1) makes it."""
+    """Return systemd's name of a mount point, without .mount, as systemd-escape(1) makes it."""
     name = ""
     for number, byte in enumerate(path.strip("/").encode()):
         letter = chr(byte)
@@ -351,7 +357,7 @@ def share_failure(protocol: str, journal: str, error: str) -> str:
 
     journal: the last lines of the mount unit; error: the reader's error.
     """
-    # The kind's own patterns first: they know the cause better.
+    # The patterns of the kind come first, since they are more specific.
     for pattern, sentence in (*kind_of(protocol).failures, *FAILURES):
         if re.search(pattern, journal):
             return sentence

@@ -1,7 +1,8 @@
 """Choose the software for machines: pure functions of ansible/stacks.yml and collected facts.
 
-A machine here is its PlanFacts (boundary/facts.py); `resolve` and `expected` also take Ansible's
-facts.
+Role preflight, dry-provision and `make check` call `resolve`, which chooses one stack for the whole
+cluster. driver.py and toolkit.py then plan single machines. In this file a machine is its PlanFacts
+(boundary/facts.py); `resolve` and `expected` also take Ansible's facts.
 """
 
 import re
@@ -14,12 +15,15 @@ from contract.text import read_yaml
 
 from . import PlanError, reading
 
-NVIDIA = "10de"
-# Packages that every driver by packages has; and packages with which an archive offers a driver.
+NVIDIA = "10de"  # the vendor's number on the PCI bus
+# Packages of which an installed driver has at least one: nvidia-tesla-470-kernel-dkms,
+# nvidia-driver, nvidia-dkms-570, nvidia-headless-570 and nvidia-headless-no-dkms-570-open.
 PACKAGED = re.compile(
     r"nvidia-((tesla-(\d+-)?|legacy-\d+xx-)?((open-)?kernel-(open-)?dkms|driver)$"
     r"|(dkms|driver)(-\d|(-open)?$)|headless-\d|headless-no-dkms-)"
 )
+# Packages with which an archive offers a whole driver: nvidia-driver-570-server-open on Ubuntu,
+# nvidia-tesla-470-kernel-dkms or nvidia-open-kernel-dkms on Debian.
 OFFERED = re.compile(r"nvidia-(driver-\d+(-server)?(-open)?|(tesla-\d+-)?(open-)?kernel-dkms)$")
 
 
@@ -39,7 +43,7 @@ def upstream(version):
 
 
 def generation(device, table):
-    """Find the row of `table["gpus"]` for a PCI device number such as "1e04"; None: new."""
+    """Find the row of `table["gpus"]` for a PCI device number such as "1e04"; None: no row."""
     number = int(device, 16)
     for row in table["gpus"]["generations"]:
         if row["first"] <= number <= row["last"]:
@@ -57,32 +61,28 @@ def known_gpus(machine, table):
         if row is None:
             raise PlanError(
                 f"{machine.host}: its NVIDIA card {device} is not in ansible/stacks.yml: "
-                f"add its generation there; or {_leave_card_out('cpu, which needs no card')}"
+                f"add its generation to that file; or {_leave_card_out('cpu, which needs no card')}"
             )
     return rows
 
 
 def participating_gpus(machine, table):
     """List [(device, generation or None)] of the participating NVIDIA GPUs, ordered by slot."""
-    # GPUs that can only draw do not participate. The inventory's `gpus` limits the others, as in a
-    # run.
-    idle = gpus_without_code(machine, table)
-    able = [pair for pair in _rows(machine, table) if pair not in idle]
-    return able[: machine.gpus_counted]
+    # GPUs that can only draw do not participate. gpus_counted is None for all remaining GPUs.
+    display_gpus = gpus_without_code(machine, table)
+    usable_gpus = [pair for pair in _find_rows(machine, table) if pair not in display_gpus]
+    return usable_gpus[: machine.gpus_counted]
 
 
 def gpus_without_code(machine, table):
     """List [(device, generation)] of the NVIDIA GPUs without code in any stack: a GT 710."""
-    rows = _rows(machine, table)
+    rows = _find_rows(machine, table)
     return [(device, row) for device, row in rows if row and is_display_only(row, table)]
 
 
 def hidden_gpu(machine):
-    """Find an NVIDIA card that the machine has and cannot use: (cause, remedy), or None.
-
-    A machine whose cards do not participate (gpus=0) has none.
-    """
-    if machine.gpus_counted == 0:
+    """Find an NVIDIA card that the machine has and cannot use: (cause, remedy), or None."""
+    if machine.gpus_counted == 0:  # gpus=0 in the inventory: no card participates anyway
         return None
     if machine.prime == "off" and not machine.driver:
         return (
@@ -97,7 +97,7 @@ def hidden_gpu(machine):
             "remove the card's number from vfio-pci's option ids (in /etc/modprobe.d or on "
             "the kernel's command line), then reboot the machine",
         )
-    # A driver without a GPU: somebody has removed it, or it has failed.
+    # The machine has a driver but no GPU: somebody has removed the card, or the card has failed.
     version = machine.driver or machine.module
     if not version:
         return None
@@ -108,7 +108,8 @@ def hidden_gpu(machine):
     )
 
 
-def _rows(machine, table):
+def _find_rows(machine, table):
+    """List [(device, generation or None)] of all NVIDIA GPUs, ordered by slot."""
     return [(device, generation(device, table)) for device in nvidia_devices(machine)]
 
 
@@ -130,31 +131,34 @@ def lowest(table):
 def _leave_card_out(stack):
     """Name the two settings that lift a refusal because of a card."""
     return (
-        "write gpus= into the machine's line of inventory.ini, with the number of its cards that "
-        f"take part (0: none, it trains on its CPU); or set stack: {stack}"
+        "set gpus= in the machine's line of inventory.ini to the number of cards that runs may use "
+        f"(0: the machine trains on its CPU); or set stack: {stack}"
     )
 
 
 def python_for(stack, machine, manager):
-    """Choose (manager, Python) for one machine. Raises PlanError if no Python fits."""
-    present = ".".join(machine.python.split(".")[:2])
+    """Choose (manager, Python) for one machine: ("venv", "3.10"). Raises PlanError if none fits.
+
+    stack: a row of stacks.yml with "name"; manager: the setting env_manager.
+    """
+    system_python = ".".join(machine.python.split(".")[:2])  # "3.10.12" -> "3.10"
     # conda only if the machine's own Python does not fit.
     if manager in ("auto", "", None):
-        manager = "venv" if present in stack["python"] else "conda"
+        manager = "venv" if system_python in stack["python"] else "conda"
     if manager == "conda" and machine.arch != "x86_64":
         raise PlanError(
-            f"{machine.host}: its own Python is {present}, but stack {stack['name']} needs "
+            f"{machine.host}: its own Python is {system_python}, but stack {stack['name']} needs "
             f"one of {', '.join(stack['python'])}, and conda's installer is only for x86_64; "
             "set env_manager to uv"
         )
-    if manager != "venv":
+    if manager != "venv":  # conda and uv can install any Python; the preferred one comes first
         return manager, stack["python"][0]
-    if present not in stack["python"]:
+    if system_python not in stack["python"]:
         raise PlanError(
-            f"{machine.host}: its own Python is {present}, but stack {stack['name']} needs "
+            f"{machine.host}: its own Python is {system_python}, but stack {stack['name']} needs "
             f"one of {', '.join(stack['python'])}; set env_manager to conda or uv"
         )
-    return manager, present
+    return manager, system_python
 
 
 def obstacles(name, machine, table):
@@ -194,11 +198,8 @@ def candidates(machines, table):
     """
     # An old stack does not know new GPUs, so the newest GPU decides.
     newest = max(row["sm"] for machine in machines for _, row in known_gpus(machine, table))
-    names = [
-        rule["stack"]
-        for rule in table["auto"]
-        if rule["sm_max"] is None or newest <= rule["sm_max"]
-    ]
+    rules = [rule for rule in table["auto"] if newest <= (rule["sm_max"] or newest)]
+    names = [rule["stack"] for rule in rules]
     efforts = {
         name: [_driver_effort(m, version(table["rows"][name]["driver"])) for m in machines]
         for name in names
@@ -207,10 +208,10 @@ def candidates(machines, table):
 
 
 def _driver_effort(machine, oldest):
-    """Rate the work for a stack's driver on a machine, by the `oldest` version that it can use.
+    """Rate the work for a stack's driver on a machine; oldest: the oldest version it can use.
 
-    0: nothing, or the first driver; 1: a newer one; 2: a newer one of another kind (packages or
-    installer). The archive's drivers are known if driver_facts were collected.
+    0: nothing to do, or the machine gets its first driver; 1: a newer driver of the installed kind;
+    2: a newer driver of the other kind (packages or NVIDIA's installer).
     """
     # After a kernel update a driver may be installed but not loaded.
     present = machine.driver or machine.driver_library
@@ -218,6 +219,7 @@ def _driver_effort(machine, oldest):
         return 0
     if not any(PACKAGED.match(name) for name in machine.packages):
         return 1
+    # Without driver_facts machine.offered is empty. Then the archive counts as new enough.
     transitional = machine.offered_transitional
     offered = [version(upstream(newest)) for name, newest in machine.offered.items()
                if OFFERED.match(name) and name not in transitional]  # fmt: skip
@@ -246,45 +248,45 @@ def read_decision(text, path):
     return {"stack": value["stack"], "path": str(path)}
 
 
-def resolve(machines, wanted, table, members=(), decision=None):
+def resolve(machines, setting, table, members=(), decision=None):
     """Choose the cluster's stack: its row of stacks.yml, with "name" and "reason".
 
-    machines: facts of the machines that answered; wanted: a row's name, or "auto"; members: names
+    machines: facts of the machines that answered; setting: a row's name, or "auto"; members: names
     of all machines of the cluster; decision: the result of `read_decision`, if `auto` decided
     before. Raises PlanError with every obstacle and the nearest stack.
     """
     machines = [reading.known(machine) for machine in machines]
-    # An earlier decision stays: otherwise a new machine could change the stack of all others.
-    decision = decision if wanted == "auto" else None
-    for name in (wanted, decision["stack"] if decision else wanted):
+    # An earlier decision stays. Otherwise one new machine could change the stack of the cluster.
+    decision = decision if setting == "auto" else None
+    for name in (setting, decision["stack"] if decision else setting):
         if name != "auto" and name not in table["rows"]:
             raise PlanError(
                 f"stack {name!r} is not in ansible/stacks.yml, which has "
                 f"{', '.join(table['rows'])} and auto"
             )
-    if wanted == "auto" and not decision:
+    if setting == "auto" and not decision:
         name, reason = _decide(machines, members, table)
     elif decision:
         name, reason = decision["stack"], "decided before, and kept"
         state = f"was chosen earlier ({decision['path']} stores it), but is not possible any more"
         _refuse_impossible(name, machines, table, state)
     else:
-        name, reason = wanted, "named by `stack`"
+        name, reason = setting, "named by `stack`"
         _refuse_impossible(name, machines, table, "is impossible")
     return dict(table["rows"][name], name=name, reason=reason)
 
 
-def expected(machines, wanted, table, members=(), decision=None):
+def expected(machines, setting, table, members=(), decision=None):
     """Predict the stack that `resolve` will choose, to judge one machine by it.
 
-    Returns `wanted` if a stack is named or was decided, and if none can be decided yet.
+    Returns `setting` if a stack is named or was decided, or if `auto` cannot decide yet.
     """
-    if wanted != "auto" or decision:
-        return wanted
+    if setting != "auto" or decision:
+        return setting
     try:
-        return resolve(machines, wanted, table, members)["name"]
+        return resolve(machines, setting, table, members)["name"]
     except PlanError:
-        return wanted
+        return setting
 
 
 def _decide(machines, members, table):
@@ -292,8 +294,7 @@ def _decide(machines, members, table):
 
     Raises PlanError if no stack fits, or if GPUs of machines are unknown.
     """
-    # A machine that is off may have the GPU that decides.
-    silent_hosts = [name for name in members if name not in {machine.host for machine in machines}]
+    # The decision counts for later machines too, so no card may be overlooked today.
     for machine in machines:
         hidden = hidden_gpu(machine)
         if hidden:
@@ -302,6 +303,7 @@ def _decide(machines, members, table):
                 f"that no program can use: {hidden[0]}. Remedy: {hidden[1]}; or "
                 f"{_leave_card_out('NAME, of ansible/stacks.yml')}"
             )
+    silent_hosts = [name for name in members if name not in {machine.host for machine in machines}]
     with_cards = [machine for machine in machines if known_gpus(machine, table)]
     display_note = "".join(
         f"; Tandem does not use {machine.host}'s {row['name']} card {device}, because no "
@@ -310,16 +312,12 @@ def _decide(machines, members, table):
         for device, row in gpus_without_code(machine, table)
     )
     if not with_cards:
-        silent_note = (
-            (f"; unknown, because they did not answer: {', '.join(silent_hosts)}")
-            if silent_hosts
-            else ""
-        )
+        # A later machine with a GPU can also run the stack cpu, so silent machines are only named.
+        hosts = ", ".join(silent_hosts)
+        silent_note = f"; unknown, because they did not answer: {hosts}" if hosts else ""
         kind = " that takes part" if any(map(nvidia_devices, machines)) else ""
-        return (
-            "cpu",
-            f"no machine that answered has an NVIDIA GPU{kind}{display_note}{silent_note}",
-        )
+        reason = f"no machine that answered has an NVIDIA GPU{kind}{display_note}{silent_note}"
+        return "cpu", reason
     if silent_hosts:
         raise PlanError(
             f"stack: auto chooses once for all machines, but {', '.join(silent_hosts)} did "
@@ -330,15 +328,14 @@ def _decide(machines, members, table):
     fitting = [name for name in names if not _all_obstacles(name, with_cards, table)]
     if not fitting:
         sentences = ". ".join(_all_obstacles(names[-1], with_cards, table))
-        other_obstacles = _all_obstacles(
-            names[-1], [structs.replace(m, gpus=[]) for m in with_cards], table
-        )
-        way_out = (
-            f". To leave it out, {_leave_card_out('NAME, of ansible/stacks.yml')}"
-            if not other_obstacles
+        # To leave a card out helps only if all obstacles are cards.
+        without_gpus = [structs.replace(machine, gpus=[]) for machine in with_cards]
+        remedy = (
+            f". To leave this card out, {_leave_card_out('NAME, of ansible/stacks.yml')}"
+            if not _all_obstacles(names[-1], without_gpus, table)
             else ""
         )
-        raise PlanError(f"no stack fits all machines. {sentences}{way_out}")
+        raise PlanError(f"no stack fits all machines. {sentences}{remedy}")
     hosts_without_gpu = [machine.host for machine in machines if machine not in with_cards]
     reason = "the first stack of `auto` in ansible/stacks.yml that every card supports"
     if fitting[0] != min(fitting, key=[rule["stack"] for rule in table["auto"]].index):
@@ -348,7 +345,7 @@ def _decide(machines, members, table):
 
 
 def _refuse_impossible(name, machines, table, state):
-    """Raise PlanError with all obstacles to a stack and the nearest one; state: half a sentence."""
+    """Raise PlanError with all obstacles to a stack, if it has any; state: "is impossible"."""
     sentences = _all_obstacles(name, machines, table)
     if not sentences:
         return
@@ -363,19 +360,22 @@ def _refuse_impossible(name, machines, table, state):
     raise PlanError(f"stack {name} {state}. {'. '.join(sentences)}; {nearest}")
 
 
-def resolve_driver(machine, stack, table, wanted="auto"):
-    """Choose the driver row for a machine's GPUs, kernel and stack; None: it has no such GPU.
+def resolve_driver(machine, stack, table, setting="auto"):
+    """Choose the driver row for a machine's GPUs, kernel and stack; None: it needs no driver.
 
-    `wanted`: "auto" (the newest that fits), or a version in the table. Raises PlanError if none
-    fits.
+    setting: "auto" (the newest driver that fits), or a version in the table. Raises PlanError if no
+    driver fits.
     """
     gpus = known_gpus(machine, table)
     if not gpus or stack["cuda"] is None:
         return None
-    rows = [row for row in table["drivers"] if wanted in ("auto", row["version"])]
+    # The newest driver comes first in the table.
+    rows = [row for row in table["drivers"] if setting in ("auto", row["version"])]
     if not rows:
         names = ", ".join(row["version"] for row in table["drivers"])
-        raise PlanError(f"driver {wanted} is not in ansible/stacks.yml, which has {names} and auto")
+        raise PlanError(
+            f"driver {setting} is not in ansible/stacks.yml, which has {names} and auto"
+        )
     sms = [row["sm"] for _, row in gpus]
     obstacle_clauses = []
     for driver in rows:
@@ -384,7 +384,7 @@ def resolve_driver(machine, stack, table, wanted="auto"):
             return driver
         obstacle_clauses += [f"driver {driver['version']} {reason}" for reason in reasons]
     nearest = ""
-    if wanted != "auto":
+    if setting != "auto":
         all_rows = table["drivers"]
         fitting = [row for row in all_rows if not _driver_obstacles(row, machine, sms, stack)]
         nearest = f"; the nearest that fits: driver {fitting[0]['version']}" if fitting else ""
@@ -392,7 +392,7 @@ def resolve_driver(machine, stack, table, wanted="auto"):
 
 
 def for_compiler(machine, table):
-    """Find the newest stack that a machine can run and whose nvcc takes its gcc, or None."""
+    """Find the newest stack that a machine can run and whose nvcc accepts its gcc, or None."""
     gcc = version(machine.gcc)[0]
     fitting = (
         name
@@ -403,6 +403,7 @@ def for_compiler(machine, table):
 
 
 def _driver_obstacles(driver, machine, sms, stack):
+    """List clauses that explain why a driver row does not fit; sms: the GPUs' capabilities."""
     kernel, limits = version(machine.kernel), driver["kernel"]
     clauses = []
     if version(driver["version"]) < version(stack["driver"]):
@@ -413,11 +414,8 @@ def _driver_obstacles(driver, machine, sms, stack):
         clauses.append(
             f"builds only on kernels below {limits['below']}, but this kernel is {machine.kernel}"
         )
-    clauses += [
-        f"does not know sm_{sm}"
-        for sm in sms
-        if not driver["sm"]["min"] <= sm <= driver["sm"]["max"]
-    ]
+    oldest, newest = driver["sm"]["min"], driver["sm"]["max"]
+    clauses += [f"does not know sm_{sm}" for sm in sms if not oldest <= sm <= newest]
     return clauses
 
 

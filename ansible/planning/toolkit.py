@@ -1,7 +1,8 @@
 """Plan the CUDA toolkit, cuDNN, NCCL and apex. Pure functions.
 
-Machines are PlanFacts (boundary/facts.py); `toolkit_plan` also accepts Ansible's variables. Roles
-cuda, cudnn, nccl and apex carry the plan out, and `make dry-provision` prints it.
+Read `toolkit_plan` first. Roles cuda, cudnn, nccl and apex carry the plan out, and `make
+dry-provision` prints it. Machines are PlanFacts (boundary/facts.py); `toolkit_plan` also accepts
+Ansible's variables.
 """
 
 import dataclasses
@@ -12,92 +13,87 @@ from . import PlanError, reading, stacks
 from . import driver_candidates as candidates
 
 LINK = "/usr/local/cuda"
-COMPILER = re.compile(r"g\+\+-(\d+)$")
-SWITCH = ("auto", "true", "false")
+COMPILER = re.compile(r"g\+\+-(\d+)$")  # "g++-7"
+SWITCH_VALUES = ("auto", "true", "false")
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """A file of a publisher. `url` is "" if the user has to download it from `page`.
-
-    `sha256` is "" if it is unknown: the one of the first download counts then. With a `commit`,
-    `url` is a git repository, and the file is made from it.
-    """
+class Component:
+    """A file of a publisher: the toolkit's installer, an archive of cuDNN or NCCL, or apex."""
 
     name: str
     version: str
     file: str
-    sha256: str
-    url: str
+    sha256: str  # "" if it is unknown: the SHA-256 of the first download counts then
+    url: str  # "" if the user has to download the file from `page`
     page: str
-    commit: str = ""
+    commit: str = ""  # if it is set, `url` is a git repository, from which the file is made
 
 
 @dataclasses.dataclass(frozen=True)
 class Toolkit:
-    """A folder with nvcc, and cuDNN and NCCL inside; `link` points to it."""
+    """A folder with nvcc, and cuDNN and NCCL inside."""
 
-    folder: str
-    link: str
+    folder: str  # "/usr/local/cuda-12.6"
+    link: str  # the path of the link to the folder
     bundle: str  # folder of the files, in bundle/installers
-    parts: tuple[Any, ...]
+    parts: tuple[Any, ...]  # Components
 
 
 @dataclasses.dataclass(frozen=True)
 class Foreign:
-    """A toolkit that somebody else installed. It is never changed."""
+    """A toolkit that somebody else installed. Tandem never changes it."""
 
     folder: str
-    used: bool  # to build apex
-    reason: str  # why it is used, or not
+    used: bool  # true if it builds apex
+    reason: str  # why it is used or not used
 
 
 @dataclasses.dataclass(frozen=True)
 class Apex:
-    """apex, which each machine builds: root would run code of a wheel from another machine.
+    """apex, which each machine builds: root would run code of a wheel from another machine."""
 
-    `arch_list`: TORCH_CUDA_ARCH_LIST, from the machine's GPUs.
-    """
-
-    part: Part
-    bundle: str
+    part: Component
+    bundle: str  # folder of the file, in bundle/installers
     extensions: bool
-    reason: str  # why with CUDA extensions, or without
-    arch_list: str
-    cuda_home: str
+    reason: str  # why apex gets CUDA extensions or no extensions
+    arch_list: str  # TORCH_CUDA_ARCH_LIST, from the machine's GPUs
+    cuda_home: str  # the folder of the toolkit that builds the extensions; "" without extensions
     compiler: str = ""  # the package of an older g++, if the machine's is too new
 
 
 def toolkit_plan(machines, stack, settings, table):
-    """Return {host: {"toolkit": Toolkit or None, "found": Foreign or None, "apex": Apex or None}},
-    as dictionaries. `toolkit` will be installed.
+    """Return {host: {"toolkit": Toolkit or None, "found": Foreign or None, "apex": Apex or None}}.
 
-    stack: a row of table["rows"] with "name"; settings: {"toolkit", "apex", "apex_extensions"},
-    each auto, true or false. Raises PlanError for what these machines cannot have.
+    The values are dictionaries with the fields of these classes. Only "toolkit" and "apex" will be
+    installed. stack: the result of stacks.resolve; settings: {"toolkit", "apex",
+    "apex_extensions"}, each auto, true or false. Raises PlanError if a setting is impossible.
     """
     machines = [reading.known(machine) for machine in machines]
-    settings = {name: _word(name, value) for name, value in settings.items()}
+    settings = {name: _read_switch(name, value) for name, value in settings.items()}
     foreign = {
         machine.host: foreign_toolkit(machine, stack, settings, table) for machine in machines
     }
     with_toolkit = [
         machine
         for machine in machines
-        if _has_toolkit(machine, stack, settings, table)
+        if _gets_toolkit(machine, stack, settings, table)
         and (foreign[machine.host] is None or settings["toolkit"] == "true")
         and not _is_used(foreign[machine.host])
     ]
-    with_nvcc = [m for m in machines if m in with_toolkit or _is_used(foreign[m.host])]
-    with_apex = [machine for machine in machines if _has_apex(machine, stack, settings, table)]
-    toolkit = dataclasses.asdict(_toolkit(stack, table)) if with_toolkit else None
-    # Over all machines, since all or none get the extensions.
-    obstacle = _no_extensions(with_apex, with_nvcc, stack, settings)
+    with_foreign = [machine for machine in machines if _is_used(foreign[machine.host])]
+    with_apex = [machine for machine in machines if _gets_apex(machine, stack, settings, table)]
+    toolkit = dataclasses.asdict(_plan_toolkit(stack, table)) if with_toolkit else None
+    # All machines that get apex get the extensions, or none gets them, so that all compute alike.
+    obstacle = _explain_no_extensions(with_apex, with_toolkit + with_foreign, stack, settings)
     return {
         machine.host: {
             "toolkit": toolkit if machine in with_toolkit else None,
             "found": foreign[machine.host] and dataclasses.asdict(foreign[machine.host]),
             "apex": (
-                dataclasses.asdict(_apex(machine, foreign[machine.host], obstacle, stack, table))
+                dataclasses.asdict(
+                    _plan_apex(machine, foreign[machine.host], obstacle, stack, table)
+                )
                 if machine in with_apex
                 else None
             ),
@@ -109,25 +105,25 @@ def toolkit_plan(machines, stack, settings, table):
 def foreign_toolkit(machine, stack, settings, table):
     """Find a toolkit of somebody else in the folder of the stack's toolkit, or None.
 
-    settings: as in toolkit_plan. A toolkit whose nvcc has the stack's version is used.
+    settings: as in toolkit_plan.
     """
     name = stack.get("toolkit")
-    places = [folder for folder in (f"{LINK}-{name}", LINK) if folder in machine.toolkits]
-    if not places or _word("toolkit", settings["toolkit"]) == "false":
+    folders = [folder for folder in (f"{LINK}-{name}", LINK) if folder in machine.toolkits]
+    if not folders or _read_switch("toolkit", settings["toolkit"]) == "false":
         return None
-    if not _has_toolkit(machine, stack, settings, table):
-        return Foreign(places[0], used=False, reason="not used: nothing is built with it")
-    # A user's toolkit is never replaced. The same version serves as well as Tandem's.
-    for folder in places:
-        version = machine.toolkits[folder]
+    if not _gets_toolkit(machine, stack, settings, table):
+        return Foreign(folders[0], used=False, reason="not used: nothing is built with it")
+    # A toolkit of the stack's version can build apex as well as Tandem's toolkit.
+    for folder in folders:
+        version = machine.toolkits[folder]  # "12.6.85"; None if nvcc does not run
         if version and version.split(".")[:2] == name.split("."):
             return Foreign(
                 folder, used=True, reason=f"CUDA {version} is installed, and is used unchanged"
             )
-    answer = machine.toolkits[places[0]]
-    answer = f"says {answer}, not {name}" if answer else "gives no answer"
+    version = machine.toolkits[folders[0]]
+    answer = f"says {version}, not {name}" if version else "gives no answer"
     return Foreign(
-        places[0], used=False, reason=f"not used: Tandem did not install it, and its nvcc {answer}"
+        folders[0], used=False, reason=f"not used: Tandem did not install it, and its nvcc {answer}"
     )
 
 
@@ -135,18 +131,20 @@ def _is_used(foreign):
     return foreign is not None and foreign.used
 
 
-def _word(name, value):
+def _read_switch(name, value):
+    """Return a setting as one of SWITCH_VALUES. Raises PlanError for another value."""
     word = "auto" if value in (None, "") else str(value).lower()
-    if word not in SWITCH:
+    if word not in SWITCH_VALUES:
         raise PlanError(f"{name} is {value!r}: write auto, true or false")
     return word
 
 
-def _has_toolkit(machine, stack, settings, table):
-    # Training needs no toolkit, so auto brings one only if nvcc could build apex with it.
+def _gets_toolkit(machine, stack, settings, table):
+    """Return true if settings and stack give the machine a toolkit, whoever installs it."""
+    # Training needs no toolkit, so auto installs one only if nvcc could build apex with it.
     if settings["toolkit"] == "auto":
-        able = stack.get("toolkit_default") and stacks.known_gpus(machine, table)
-        return bool(able and not machine.driver_kept and not compiler_obstacle(machine, stack))
+        has_use = stack.get("toolkit_default") and stacks.known_gpus(machine, table)
+        return bool(has_use and not machine.driver_kept and not compiler_obstacle(machine, stack))
     if settings["toolkit"] == "true":
         _refuse_architecture(machine, "toolkit")
     if settings["toolkit"] == "true" and not stack.get("toolkit"):
@@ -165,7 +163,8 @@ def _refuse_architecture(machine, name):
         )
 
 
-def _has_apex(machine, stack, settings, table):
+def _gets_apex(machine, stack, settings, table):
+    """Return true if settings and stack give the machine apex. Raises PlanError."""
     if settings["apex"] == "true" and not stack.get("apex"):
         with_apex = [name for name, row in table["rows"].items() if row.get("apex")]
         raise PlanError(
@@ -174,62 +173,64 @@ def _has_apex(machine, stack, settings, table):
             f"{' or '.join(with_apex)}"
         )
     if settings["apex"] == "auto":
-        able = stack.get("apex") and stacks.known_gpus(machine, table)
-        return bool(able and not machine.driver_kept)
+        has_use = stack.get("apex") and stacks.known_gpus(machine, table)
+        return bool(has_use and not machine.driver_kept)
     if settings["apex"] == "true":
         _refuse_architecture(machine, "apex")
     return settings["apex"] == "true"
 
 
-def _toolkit(stack, table):
+def _plan_toolkit(stack, table):
+    """Plan the stack's toolkit, the same for every machine that gets it."""
     name = stack["toolkit"]
     return Toolkit(
         folder=f"{LINK}-{name}",
         link=LINK,
         bundle=f"toolkit-{name}",
-        parts=tuple(_part(entry) for entry in table["toolkits"][name]),
+        parts=tuple(_make_component(entry) for entry in table["toolkits"][name]),
     )
 
 
-def _part(entry):
-    return Part(
+def _make_component(entry):
+    return Component(
         name=entry["name"],
         version=entry["version"],
         file=entry["file"],
         sha256=entry["sha256"] or "",
+        # The table has the address of the folder, or that of a git repository.
         url=entry.get("git") or (entry["url"] + entry["file"] if entry["url"] else ""),
         page=entry["page"],
         commit=entry.get("commit", ""),
     )
 
 
-def _apex(machine, foreign, obstacle, stack, table):
-    """Plan apex. foreign: somebody else's toolkit, or None; obstacle: that of _no_extensions."""
-    # Only for the machine's GPUs: each further architecture makes the build longer.
-    kit = foreign.folder if _is_used(foreign) else f"{LINK}-{stack['toolkit']}"
+def _plan_apex(machine, foreign, obstacle, stack, table):
+    """Plan apex. foreign: a Foreign or None; obstacle: the result of _explain_no_extensions."""
+    toolkit_folder = foreign.folder if _is_used(foreign) else f"{LINK}-{stack['toolkit']}"
+    # apex is built only for the machine's GPUs: each further architecture makes the build longer.
     sms = sorted({row["sm"] for _, row in stacks.known_gpus(machine, table)})
     gcc, package = compiler(machine, stack)
     return Apex(
-        part=_part(table["apex"][stack["apex"]]),
+        part=_make_component(table["apex"][stack["apex"]]),
         bundle=f"apex-{stack['apex']}",
         extensions=not obstacle,
         reason=obstacle or f"gcc {gcc}{f' by {package}' if package else ''}",
         arch_list=";".join(f"{sm // 10}.{sm % 10}" for sm in sms),
-        cuda_home="" if obstacle else kit,
+        cuda_home="" if obstacle else toolkit_folder,
         compiler="" if obstacle else package,
     )
 
 
-def _no_extensions(machines, with_toolkit, stack, settings):
-    """Explain why apex has no CUDA extensions on all machines; "" if it has them.
+def _explain_no_extensions(machines, with_nvcc, stack, settings):
+    """Explain why apex gets no CUDA extensions; "" if every one of `machines` can build them.
 
-    If one machine cannot have them none gets them, so that all compute alike.
+    Raises PlanError if apex_extensions demands what a machine cannot build.
     """
     if settings["apex_extensions"] == "false":
         return "apex_extensions is false"
     obstacles = {
         machine.host: compiler_obstacle(machine, stack)
-        or ("" if machine in with_toolkit else "no CUDA toolkit")
+        or ("" if machine in with_nvcc else "no CUDA toolkit")
         for machine in machines
     }
     clauses = [f"{host}: {obstacle}" for host, obstacle in obstacles.items() if obstacle]
@@ -252,10 +253,9 @@ def compiler_obstacle(machine, stack):
 
 
 def compiler(machine, stack):
-    """Choose (version, package) of the gcc for extensions; package "": the machine's own."""
-    # Role base installs the release's gcc. If that is too new, the newest of the archive's older
-    # ones that the stack takes is used.
-    present = machine.gcc or candidates.packaged_gcc(machine)
+    """Choose (version, package) of the gcc for extensions; package "": the machine's own gcc."""
+    # If the release's gcc is too new, the newest suitable version of the archive is used.
+    present = machine.gcc or candidates.packaged_gcc_version(machine)
     if present is None or stacks.version(present)[0] <= stack["gcc"]:
         return present, ""
     packages = {**machine.offered, **machine.packages}

@@ -1,7 +1,8 @@
 """Reject invalid lists of machines in all of Ansible's programs.
 
-A list without hosts in group cluster would make plays succeed without doing anything. A machine's
-name must not be a path, since names of files contain it.
+Without hosts in group cluster, plays would succeed and do nothing. A machine's name becomes a part
+of file names, so it must not be a path. ansible.cfg enables this plugin, which Ansible calls for
+each group and machine before any task; it gives them no variables.
 """
 
 import sys
@@ -13,7 +14,7 @@ from ansible.plugins.vars import BaseVarsPlugin
 
 from ansible import context
 
-# As in filter_plugins/tandem.py: Ansible loads this file by its path.
+# Ansible loads this file by its path, as it loads filter_plugins/tandem.py.
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from contract import machines
@@ -31,17 +32,17 @@ DOCUMENTATION = """
 
 
 class VarsModule(BaseVarsPlugin):
-    """Check each group and each machine. It has no variables: Ansible asks vars plugins about all
-    of them before any task."""
+    """Check each group and each machine of the inventory."""
 
     def get_vars(self, loader, path, entities):
         sources = context.CLIARGS.get("inventory") or ()
-        typed = all("," in source for source in sources)  # `-i localhost,` has no groups
+        # `-i localhost,` is a typed list, which has no groups.
+        typed = all("," in source for source in sources)
         for entity in entities:
             fault = ""
             if not isinstance(entity, Group):
                 fault = machines.name_fault(entity.name)
-            elif entity.name == "all" and not typed:  # every other group is below it
+            elif entity.name == "all" and not typed:  # all groups are descendants of `all`
                 groups = [
                     group for group in entity.get_descendants() if group.name == machines.GROUP
                 ]

@@ -59,7 +59,7 @@ def spec_of(line: dict) -> str:
     """Today's name of a run's strategy, with its scale."""
     strategy = strategies.parse_or_none(line["sync"])
     family = prices.SGD if line.get("optimizer", "sgd") == "sgd" else prices.ADAM
-    return strategy.of(family).spec if strategy else line["sync"]
+    return strategy.for_family(family).spec if strategy else line["sync"]
 
 
 def usual_start(spec: str, optimizer: str = "sgd") -> str:
@@ -165,7 +165,7 @@ def seconds(sync: str) -> tuple[float, str]:
     if sync == ALONE:
         return statistics.fmean(row["alone"] for row in rows), "measured"
     for row in rows:
-        if strategies.parse(row["sync"]).of(prices.SGD).spec == sync:
+        if strategies.parse(row["sync"]).for_family(prices.SGD).spec == sync:
             return row["seconds"], "measured"
     step = paper_step("2080ti", "resnet50")
     work = seconds(ALONE)[0]

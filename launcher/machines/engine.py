@@ -1,8 +1,8 @@
-"""The machines of the inventory, and the interface to them: Engine, Node and Process.
+"""Defines Host, a machine of a run, and the interface to machines: Engine, Node and Process.
 
-Each module of `launcher/machines/` that defines `ENGINE` is a way to reach machines, for hosts with
-its name as ansible_connection. All carry out one plan, whose dry run is plan.render: a node starts
-a command, a process streams its output, and closing the process stops it.
+local.py, ssh.py and slurm.py each define an `ENGINE`, which reaches the machines with this
+ansible_connection. A Node starts a command on its machine, and a Process streams the command's
+output. The other functions here work with any engine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Answer = TypeVar("Answer")
 
 
 class MachineError(UserError):
-    """A UserError about machines of the run; `hosts` are their names in the inventory."""
+    """Says what is wrong with machines of the run; `hosts` are their names in the inventory."""
 
     def __init__(self, hosts: list[str], *problems: str):
         super().__init__(*problems)
@@ -35,40 +35,41 @@ class MachineError(UserError):
 
 
 class Busy(UserError):
-    """Another run took a machine first: waiting helps."""
+    """Says that another run took a machine first, so that waiting helps."""
 
 
 class Process(Protocol):
-    """One command on a machine. No method but `wait` blocks."""
+    """Controls one command on a machine. No method except `wait` blocks."""
 
     def fileno(self) -> int:
-        """Return the descriptor for select(): readable if `read` has output, or the end."""
+        """Return the descriptor for select(): it is readable if `read` has output or the end."""
 
     def read(self) -> bytes | None:
         """Return new output of stdout; b"" at the end; None if there is nothing yet."""
 
     def write(self, data: bytes | memoryview) -> int:
-        """Return how many bytes were taken, perhaps 0. Raises OSError if the other side is gone."""
+        """Return how many bytes the pipe accepted, perhaps 0. Raises OSError if it is closed."""
 
     def close_stdin(self) -> None: ...
 
     def wait(self, seconds: float | None = None) -> int:
-        """Return the exit status, -1 if the connection broke, or none came in time. Call it after
-        read() returned b""."""
+        """Return the exit status; -1 if the connection broke or no status came in time. Call it
+        after read() has returned b""."""
 
     def stderr(self) -> str:
-        """Return the end of its stderr, once it has ended."""
+        """Return the end of the command's stderr, after the command has ended."""
 
     @property
     def broken(self) -> bool:
         """Return whether the connection was lost before the command ended."""
 
     def close(self) -> None:
-        """Close its pipes. A guard whose stdin ends kills what it started, then itself."""
+        """Close the command's pipes. A guard ends all its processes, and itself, when its stdin is
+        closed."""
 
 
 class Node(Protocol):
-    """The connection to one machine."""
+    """Holds the connection to one machine."""
 
     @property
     def host(self) -> Host: ...
@@ -77,27 +78,22 @@ class Node(Protocol):
         """Connect. Raises MachineError."""
 
     def start(self, argv: list[str]) -> Process:
-        """Run a command. Raises MachineError when the connection to the machine broke."""
+        """Run a command. Raises MachineError if the connection to the machine broke."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A way to reach machines.
-
-    `is_local`: their files are this machine's, and relative paths begin at the checkout. `machines`
-    returns the machines of the job in which this process runs, if another system assigns machines.
-    That system also ends all processes of the job, and the job's environment counts.
-    `guard_python` runs the guard; `repair_hint` and `data_hint` end the sentences about an
-    environment that lacks something, and about example images that are missing.
-    """
+    """Describes a way to reach machines."""
 
     node: Callable[[Host], Node]
-    is_local: bool
-    guard_python: str
-    repair_hint: str
-    data_hint: str
+    is_local: bool  # files are on this machine, and relative paths begin at the checkout
+    guard_python: str  # runs the guard
+    repair_hint: str  # ends a sentence about an environment that lacks something
+    data_hint: str  # ends a sentence about example images that are missing
+    # Returns the machines of the job in which this process runs, if a system such as Slurm assigns
+    # them. That system also ends all processes of the job, and ranks get the job's environment.
     machines: Callable[[], list[Host]] | None = None
 
     @property
@@ -105,31 +101,28 @@ class Engine:
         return self.machines is not None
 
 
-NAMES = ("local", "ssh")  # those that an inventory may name; the machines of a job are in none
+ENGINE_NAMES = ("local", "ssh")  # that an inventory may name; slurm has no inventory
 
 
 def find_engine(name: str) -> Engine:
-    """Return the engine of an ansible_connection, one of NAMES, or slurm's."""
-    # Imported only now: local runs need not wait for Fabric and paramiko.
+    """Return the engine of an ansible_connection: one of ENGINE_NAMES, or slurm."""
+    # Imported late, because Fabric and paramiko would delay the start of local runs.
     engine: Engine = importlib.import_module(f"launcher.machines.{name}").ENGINE
     return engine
 
 
 @dataclass(frozen=True)
 class Host:
-    """One machine of group `cluster`; its index in the list is its node rank.
-
-    Paths of a host that is this machine are absolute; elsewhere node_dir may be relative to the
-    home folder of the run user. `user` is the run user: train_user, or if that is not set
-    ansible_user (run_user in group_vars/all.yml has the same rule). On this machine it is the user
-    who starts the run. `route` is how ssh gets there. `copied`: the folders of the control node
-    that provision copies there, by data set; `data_server`: the machine that shares data_root.
-    """
+    """Describes one machine of group `cluster`, by its variables in the inventory. Its index in the
+    list of hosts is its node rank. Paths on this machine are absolute. On other machines node_dir
+    may be relative to the home of the run user."""
 
     name: str
     connection: str
     address: str
     port: int
+    # The run user: train_user, or else ansible_user, as for run_user in group_vars/all.yml. None
+    # means the user who starts the run.
     user: str | None
     env_python: str
     node_dir: str
@@ -137,23 +130,23 @@ class Host:
     gpus: int | None = None
     interface: str | None = None
     cuda_home: str | None = None
-    env: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)  # run_env
     owner: Owner = field(default_factory=Owner)
     route: Route = field(default_factory=Route)
-    copied: dict[str, str] = field(default_factory=dict)
-    data_server: str = ""
+    copied: dict[str, str] = field(default_factory=dict)  # {data set: its control node's folder}
+    data_server: str = ""  # the machine that shares data_root
 
     @property
     def engine(self) -> Engine:
         return find_engine(self.connection)
 
     def label(self) -> str:
-        # All local nodes have the same address, which would tell nothing.
+        # All local nodes have the same address, so it is left out.
         return self.name if self.engine.is_local else f"{self.name} ({self.address})"
 
     def data_path(self, data: str) -> str:
-        """Return this machine's folder of the data: a name is looked up below its data_root; ""
-        stays "". Raises UserError."""
+        """Return the folder of the data on this machine. A name means a folder below data_root, and
+        "" stays "". Raises UserError."""
         if not data:
             return ""
         if "/" not in data:
@@ -168,16 +161,15 @@ class Host:
         )
 
 
-# Open files: for each host (its socket, and the pipes of paramiko's channels), and for all else.
-PER_HOST, BESIDE = 8, 128
-LARGEST = 4 << 20  # bytes of an answer: a .bashrc that runs `yes` must not fill our memory
+# Open files of this process: for each host a socket and the pipes of paramiko's channels.
+FILES_PER_HOST, OTHER_FILES = 8, 128
+LARGEST = 4 << 20  # bytes of an answer: a .bashrc that runs `yes` must not fill the memory here
 
 
-def make_room(hosts: int) -> None:
-    """Allow this process the open files that so many hosts need. Raises UserError if the system
-    allows fewer."""
-    # By this rule the usual limit of 1024 allows 112 hosts.
-    count = BESIDE + PER_HOST * hosts
+def raise_file_limit(hosts: int) -> None:
+    """Raise this process's limit of open files, if that many hosts need it. Raises UserError if the
+    system does not allow it."""
+    count = OTHER_FILES + FILES_PER_HOST * hosts  # the usual limit of 1024 suffices for 112 hosts
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= count:
         return
@@ -191,9 +183,9 @@ def make_room(hosts: int) -> None:
 
 
 def open_all(hosts: list[Host]) -> tuple[dict[str, Node], dict[str, str]]:
-    """Connect to all at once. Returns the nodes by name, and the errors of unreachable ones by
-    name. Raises UserError if this machine allows too few open files."""
-    make_room(len(hosts))
+    """Connect to all hosts at the same time. Returns {name: node} of the reachable hosts and
+    {name: error} of the other hosts. Raises UserError if this machine allows too few open files."""
+    raise_file_limit(len(hosts))
     nodes = {host.name: host.engine.node(host) for host in hosts}
     failures: dict[str, str] = {}
 
@@ -212,34 +204,34 @@ def close_all(nodes: dict[str, Node]) -> None:
 
 
 def map_parallel(ask: Callable[[Thing], Answer], things: Collection[Thing]) -> list[Answer]:
-    """Return `ask` of each thing, in their order, from up to 64 threads."""
-    # A machine that is off takes seconds to fail: one after the other would add them up.
+    """Call `ask` for each thing in up to 64 threads, and return the answers in order."""
+    # Each machine that is off takes seconds to fail, so the calls do not wait for each other.
     with ThreadPoolExecutor(max_workers=min(64, len(things) or 1)) as pool:
         return list(pool.map(ask, things))
 
 
 def error_location(error: Exception) -> str:
-    """Return an error in Tandem's code as one line, with its place in the source."""
-    # Its text may contain output of a machine, so it is cut.
+    """Return one line with an error in Tandem's code and its place in the source."""
+    # The error's text may quote output of a machine, which may be long.
     frame = traceback.extract_tb(error.__traceback__)[-1]
     text = f"{type(error).__name__}: {str(error)[:200]}"
     return f"{text} ({Path(frame.filename).name}:{frame.lineno})"
 
 
 class TimedOut(Exception):
-    """A command sent nothing, or less than it had to, in the time that it was given."""
+    """Says that a command sent too little output in its time."""
 
 
 def stream_output(
     process: Process, seconds: float, data: bytes | memoryview = b"", renewed: int = 0
 ) -> Iterator[bytes]:
-    """Yield the output of a command until its end, and give it its whole input meanwhile.
+    """Yield the output of a command until its end, and write `data` to its input meanwhile.
 
-    Raises TimedOut after so many seconds. They begin again each time that `renewed` bytes have
-    arrived, so n bytes arrive within (1 + n / renewed) * seconds. (If every byte renewed the
-    deadline, a machine that sends a byte now and then would never reach it.)
+    Raises TimedOut after `seconds`. After every `renewed` bytes of output these seconds begin
+    again, so n bytes arrive within (1 + n / renewed) * seconds. If `renewed` is 0, they never begin
+    again. (If each byte renewed them, a machine that sends single bytes would never time out.)
     """
-    deadline, missing = time.monotonic() + seconds, renewed
+    deadline, missing_bytes = time.monotonic() + seconds, renewed
     unsent = memoryview(data)
     with DefaultSelector() as selector:
         selector.register(process.fileno(), EVENT_READ)
@@ -252,19 +244,18 @@ def stream_output(
                         process.close_stdin()
                     if not size:
                         break
-            except BrokenPipeError:  # it ended before it read all: its output says why
+            except BrokenPipeError:  # the command ended before it read all: its output says why
                 unsent = memoryview(b"")
-            # The selector only shows what can be read, so input that the pipe did not take is
-            # offered again soon.
+            # The selector waits only for output. If input is unsent, the next try comes soon.
             if not selector.select(0.02 if unsent else 0.5):
                 continue
             piece = process.read()
             if piece == b"":
                 return
             if piece:
-                missing -= len(piece)
-                if renewed and missing <= 0:
-                    deadline, missing = time.monotonic() + seconds, renewed
+                missing_bytes -= len(piece)
+                if renewed and missing_bytes <= 0:
+                    deadline, missing_bytes = time.monotonic() + seconds, renewed
                 yield piece
     raise TimedOut
 
@@ -272,9 +263,9 @@ def stream_output(
 def talk(
     process: Process, data: bytes | memoryview, seconds: float, renewed: int = 0
 ) -> tuple[bytes, str, int | None]:
-    """Give a command its whole input; return its output, its stderr and its exit status, None if it
-    did not end in time. `seconds`, `renewed`: as for stream_output. Raises UserError if it prints
-    too much."""
+    """Write `data` to a command's input, and return (stdout, stderr, exit status). The status is
+    None if the command did not end in time. `seconds` and `renewed` are those of stream_output.
+    Raises UserError if the command prints too much."""
     output = bytearray()
     try:
         for piece in stream_output(process, seconds, data, renewed):

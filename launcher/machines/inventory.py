@@ -1,4 +1,8 @@
-"""The machines, as `ansible-inventory --list` gives them: there is no second host file."""
+"""Reads the machines from Ansible's inventory, by `ansible-inventory --list`.
+
+`load` is the entry for runs, and `check` the entry for `make provision` and other commands that
+call Ansible. Tandem has no other list of machines. A Host is one machine of a run (engine.py).
+"""
 
 from __future__ import annotations
 
@@ -24,22 +28,21 @@ from launcher.machines import engine, owned, route
 from launcher.machines.engine import Host
 from launcher.machines.route import Route
 
-PLAIN = re.compile(r"\w[\w.-]*")  # in a pattern of Ansible: a name, rather than pc*, !pc3 or @file
-# The machines of inventory.ini as it comes, which are the lab's, too.
+PLAIN_NAME = re.compile(r"\w[\w.-]*")  # no other pattern of Ansible, such as pc*, !pc3 or @file
+# The sample machines in inventory.ini, which are also the machines of the lab.
 EXAMPLE = {f"node{number}": f"192.168.56.{110 + number}" for number in range(1, 6)}
-JOB = "TANDEM_JOB"  # what a batch script for Slurm asks for (launcher/slurm.py), in its environment
+JOB = "TANDEM_JOB"  # this variable is set in a Slurm job of `make slurm` (launcher/slurm.py)
 MOST_GPUS = 64  # of one machine; each gets a process
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 class Unusable(UserError):
-    """A list of machines that cannot be read, or that names none."""
+    """Says that the inventory cannot be read, or that it has no machines."""
 
 
 def load(inventory: Path) -> list[Host]:
-    """Return the hosts of group `cluster` in inventory order, or those of the Slurm job that a
-    script of ours runs in. Raises UserError."""
-    # A job has the machines that Slurm assigned, whatever the inventory lists.
+    """Return the hosts of group `cluster` in inventory order. In a Slurm job of `make slurm`,
+    return the machines of the job instead. Raises UserError."""
     list_job = engine.find_engine("slurm").machines if JOB in os.environ else None
     return list_job() if list_job else parse(read(inventory), inventory)
 
@@ -68,52 +71,53 @@ def select(hosts: list[Host], options: Config) -> list[Host]:
     return hosts[: options.nodes]
 
 
-def refuse(inventory: Path, limit: str | None = None) -> int:
-    """Raise UserError for a list of machines that Ansible would accept and do nothing with: one
-    that cannot be read, lacks a machine of `limit`, or hides an owner; and for machines whose ssh
-    options skip its checks. `limit` is Ansible's --limit, of which plain names are checked: Ansible
-    itself refuses a pattern that matches nothing. Returns the exit code 0."""
+def check(inventory: Path, limit: str | None = None) -> int:
+    """Check mistakes that Ansible would accept: an unreadable inventory, a name in `limit` that it
+    does not list, wrong settings of owners, and ssh options that skip checks of host keys. `limit`
+    is Ansible's --limit. Return the exit code 0. Raises UserError."""
     document = read(inventory)
-    names = members(document)
+    names = list_members(document)
     groups = {group for group in document if group != "_meta"}
     valid = {*names, *groups, "all", "localhost"}
+    # Only plain names are checked: Ansible itself refuses a pattern that matches nothing.
     words = [word.strip() for word in re.split("[,:]", limit or "")]
-    unknown = [word for word in words if PLAIN.fullmatch(word) and word not in valid]
-    if unknown:
+    unlisted = [word for word in words if PLAIN_NAME.fullmatch(word) and word not in valid]
+    if unlisted:
         raise UserError(
-            f"LIMIT={limit}: [{GROUP}] in {inventory} does not list {unknown[0]}. It lists "
+            f"LIMIT={limit}: [{GROUP}] in {inventory} does not list {unlisted[0]}. It lists "
             f"{', '.join(names)}."
         )
     for name in names:
-        variables = variables_of(name, document, inventory)
+        variables = get_variables(name, document, inventory)
         variables.owner()
         values = variables.values
         words = [str(values[key]) for key in values if key.startswith("ansible_")]
-        has_templates = any("{{" in word for word in words)  # which Ansible alone can read
+        has_templates = any("{{" in word for word in words)  # only Ansible can evaluate these
         if values.get("ansible_connection", "ssh") == "ssh" and not has_templates:
             variables.route()
     return 0
 
 
 def read(inventory: Path) -> dict[str, Any]:
-    """Return the document of `ansible-inventory --list`, which has machines in group `cluster`.
-    Raises Unusable."""
+    """Return the document that `ansible-inventory --list` prints: {"_meta": {"hostvars": {machine:
+    variables}}, group: {"hosts": [...], "children": [...]}, ...}. Raises Unusable, also if group
+    `cluster` has no machines."""
     if not inventory.exists():
         raise Unusable(
             f"the inventory {inventory} does not exist: type INVENTORY=<file>, or write "
             "inventory.ini."
         )
     tool = Path(sys.executable).parent / "ansible-inventory"
-    # The playbook folder is the checkout, so that group_vars/ is found for every inventory file.
+    # With the checkout as playbook folder, Ansible finds group_vars/ for any inventory file.
     argv = [str(tool if tool.exists() else "ansible-inventory"), "-i", str(inventory), "--list"]
     env = {**os.environ, "ANSIBLE_INVENTORY_UNPARSED_FAILED": "True", "ANSIBLE_NOCOLOR": "1"}
-    env["ANSIBLE_VARS_PLUGINS"] = os.devnull  # what ours refuses is refused below
-    # Ansible would end with a locale not of UTF-8, or where it cannot write below HOME.
+    env["ANSIBLE_VARS_PLUGINS"] = os.devnull  # Tandem's plugin repeats the checks below
+    # Ansible fails in a locale without UTF-8, and if it cannot write below HOME.
     env |= {"LC_ALL": "C.UTF-8", "ANSIBLE_LOCAL_TEMP": tempfile.gettempdir()}
     try:
         done = subprocess.run(
             [*argv, "--playbook-dir", str(CHECKOUT)],
-            # Ansible refuses one that does not block, as an ssh beside it makes a terminal.
+            # Ansible refuses a stdin that does not block, and ssh makes terminals non-blocking.
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -123,7 +127,8 @@ def read(inventory: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError("ansible-inventory is not installed here: run `make env` first.") from None
     if done.returncode != 0:
-        # Ansible prints several reasons, wrapped at the terminal's width: the first one is enough.
+        # Ansible wraps long lines, and prints several reasons. The first reason is enough:
+        # `[ERROR]: Failed to parse inventory: <reason> <<< caused by ...`.
         text = " ".join(done.stderr.split())
         match = re.search(r"Failed to parse inventory: (.+?)(?= Failed| <<<| Origin:| \[|$)", text)
         match = match or re.search(r"(?:\[ERROR\]|ERROR!|\[WARNING\])[:!]? (.+?)(?= \[|$)", text)
@@ -133,7 +138,7 @@ def read(inventory: Path) -> dict[str, Any]:
             f"Ansible cannot read the inventory {inventory}: {reason}. Correct that file."
         )
     document = json.loads(done.stdout)
-    names = members(document)
+    names = list_members(document)
     if not names:
         raise Unusable(f"the inventory {inventory} {machines.NOBODY}")
     for fault in filter(None, map(machines.name_fault, names)):
@@ -143,12 +148,12 @@ def read(inventory: Path) -> dict[str, Any]:
 
 def parse(document: dict[str, Any], inventory: Path) -> list[Host]:
     """Turn the document of `ansible-inventory --list` into hosts. Raises UserError."""
-    # All mistakes are reported at once: each correction may take a walk to another PC.
+    # All mistakes are reported at once, so that the user can correct them together.
     problems: list[str] = []
     hosts = []
-    for name in members(document):
+    for name in list_members(document):
         try:
-            hosts.append(_host(variables_of(name, document, inventory)))
+            hosts.append(_make_host(get_variables(name, document, inventory)))
         except UserError as error:
             problems += error.problems
     if problems:
@@ -156,19 +161,19 @@ def parse(document: dict[str, Any], inventory: Path) -> list[Host]:
     return hosts
 
 
-def members(document: dict[str, Any], group: str = GROUP) -> list[str]:
+def list_members(document: dict[str, Any], group: str = GROUP) -> list[str]:
     """Return the hosts of a group and its children, each once, in the inventory's order."""
     entry = document.get(group, {})
-    # The order becomes that of the node ranks.
-    names = list(entry.get("hosts", []))
+    names = list(entry.get("hosts", []))  # a machine's index in this list becomes its node rank
     for child in entry.get("children", []):
-        names += members(document, child)
+        names += list_members(document, child)
     return list(dict.fromkeys(names))
 
 
 @dataclass(frozen=True)
 class Variables:
-    """One machine's variables in the inventory, read as plain values."""
+    """Reads one machine's variables in the inventory. The methods raise UserError for a value that
+    is unsuitable, or that is a template."""
 
     name: str
     values: dict[str, Any]
@@ -206,11 +211,11 @@ class Variables:
 
     def connection(self) -> str:
         value = self.word("ansible_connection", "ssh")
-        # Ansible knows docker, winrm and others, by which the launcher cannot start anything.
-        if value not in engine.NAMES:
+        # Ansible also supports docker, winrm and more, for which the launcher has no engine.
+        if value not in engine.ENGINE_NAMES:
             raise UserError(
                 f"{self.name}: ansible_connection={value} is not supported for training: use "
-                f"{' or '.join(engine.NAMES)}."
+                f"{' or '.join(engine.ENGINE_NAMES)}."
             )
         return value
 
@@ -218,10 +223,9 @@ class Variables:
         return self.text("train_user") or self.text("ansible_user")
 
     def route(self) -> Route:
-        """Return the route of ssh, from the same variables that Ansible uses. Raises UserError."""
+        """Return the route of ssh, from the same variables that Ansible uses."""
         if self.connection() != "ssh":
             return Route()
-        # It would replace ssh_args of ansible.cfg.
         if self.text("ansible_ssh_args"):
             raise UserError(
                 f"{self.name}: ansible_ssh_args in {self.inventory} would replace the options "
@@ -234,7 +238,7 @@ class Variables:
         for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
             words += shlex.split(self.word(name, ""))
         try:
-            return route.find(self.word("ansible_host", self.name), words)
+            return route.find_route(self.word("ansible_host", self.name), words)
         except UserError as error:
             raise UserError(f"{self.name}: {error}") from None
 
@@ -255,10 +259,11 @@ class Variables:
         return texts
 
     def copied(self) -> dict[str, str]:
-        """Return this machine's folders of the data sets that it has copies of, as far as plain
-        values name them."""
+        """Return the control node's folder of each data set that `make provision` copies to this
+        machine: {data set: folder}."""
         names, folder = self.values.get("data_sets"), self.values.get("data_source")
-        # Copies go over ssh; a machine that reads a share has none.
+        # Data sets are copied only by ssh, and to no machine that reads a share. If `data_sets` is
+        # a template, only Ansible knows the names.
         if not isinstance(names, list) or self.connection() != "ssh" or self.is_shared():
             return {}
         try:
@@ -268,7 +273,7 @@ class Variables:
         return {name: f"{folder or CHECKOUT / 'data'}/{name}" for name in names}
 
     def is_shared(self) -> bool:
-        """Return whether its data sets are, or may be, on a share."""
+        """Return whether the data sets of this machine are on a share. A template counts as yes."""
         return self.values.get("share_protocol", "local") != "local"
 
     def data_server(self) -> str:
@@ -276,37 +281,37 @@ class Variables:
 
     def owner(self) -> owned.Owner:
         texts = {word: text for word in owned.WORDS if (text := self.text(word)) is not None}
-        owner, problems = owned.read(texts, self.values)
+        owner, problems = owned.read_owner(texts, self.values)
         if problems:
             raise UserError(*(f"{self.name}: in {self.inventory} {text}" for text in problems))
         return owner
 
 
-def variables_of(name: str, document: dict[str, Any], inventory: Path) -> Variables:
+def get_variables(name: str, document: dict[str, Any], inventory: Path) -> Variables:
     """Return a machine's variables, with those of its groups."""
     values = document.get("_meta", {}).get("hostvars", {}).get(name, {})
     return Variables(name, values, inventory)
 
 
-def _host(variables: Variables) -> Host:
-    name, route_there = variables.name, variables.route()
+def _make_host(variables: Variables) -> Host:
+    name, ssh_route = variables.name, variables.route()
     is_local = engine.find_engine(variables.connection()).is_local
 
     def path(key: str, default: str) -> str:
-        # Not resolved: the environment's python is a symbolic link, and its location says which
-        # environment it belongs to.
+        # normpath does not follow links: the environment's python is a link, and Python finds its
+        # environment by the place of the link.
         value = variables.word(key, default)
         return os.path.normpath(CHECKOUT / value) if is_local else value
 
     node_dir = path("node_dir", "tandem")
     if node_dir == str(CHECKOUT / "tandem"):
-        # group_vars means a folder in a home; in the checkout that is a package, which is sent.
+        # group_vars means the folder `tandem` in a home. In the checkout `tandem` is a package.
         node_dir = str(CHECKOUT / ".tandem" / name)
     return Host(
         name=name,
         connection=variables.connection(),
-        address=numeric(route_there.address or variables.word("ansible_host", "127.0.0.1"), name),
-        port=route_there.port,
+        address=to_numeric(ssh_route.address or variables.word("ansible_host", "127.0.0.1"), name),
+        port=ssh_route.port,
         user=variables.user(),
         env_python=path("env_python", "/opt/tandem/env/bin/python"),
         node_dir=node_dir,
@@ -316,15 +321,15 @@ def _host(variables: Variables) -> Host:
         cuda_home=variables.text("cuda_home") or None,
         env=variables.environment(),
         owner=variables.owner(),
-        route=route_there,
+        route=ssh_route,
         copied=variables.copied(),
         data_server=variables.data_server(),
     )
 
 
-def numeric(address: str, name: str) -> str:
-    """Return the address in digits. Raises UserError."""
-    # A name may mean 127.0.1.1 on the machine that has it, so the other machines get no name.
+def to_numeric(address: str, name: str) -> str:
+    """Return the numeric address for an address or host name. Raises UserError."""
+    # Plans have no host names: on the machine itself its name may mean 127.0.1.1.
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(address))
     try:

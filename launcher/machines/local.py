@@ -1,4 +1,4 @@
-"""This machine as a node: to try things, for tests, and for several nodes on one PC."""
+"""Makes this machine a node: for trials, for tests, and for several nodes on one PC (engine.py)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from launcher.machines.inventory import CHECKOUT
 
 
 class LocalProcess:
-    """A command on this machine; the methods are those of engine.Process."""
+    """Runs a command on this machine. Its methods are described in engine.Process."""
 
     broken = False
 
     def __init__(self, argv: list[str]):
-        # A file needs no reader, so a talkative process does not block on it.
+        # The command can write to a file even if nobody reads; a full pipe would block it.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         self._process = subprocess.Popen(
             argv, cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
-        # One thread serves all nodes: none of them may block it.
+        # One thread serves all nodes, so no call may block.
         os.set_blocking(self._stdin.fileno(), False)
         os.set_blocking(self._stdout.fileno(), False)
 
@@ -49,11 +49,11 @@ class LocalProcess:
     def wait(self, seconds: float | None = None) -> int:
         try:
             return self._process.wait(seconds)
-        except subprocess.TimeoutExpired:  # it closed its stdout, and lives
+        except subprocess.TimeoutExpired:  # the command has closed its stdout, but still runs
             return -1
 
     def stderr(self) -> str:
-        # Only the end: the reason stands there, and a command may print without end.
+        # Errors are at the end of the output, and a command may print any amount.
         self._stderr.seek(0)
         return self._stderr.read()[-4096:].decode(errors="replace").strip()
 
@@ -65,7 +65,7 @@ class LocalProcess:
 
 
 class LocalNode:
-    """This machine as one node."""
+    """Starts commands on this machine. Several nodes may be this machine."""
 
     def __init__(self, host: Host):
         self.host = host

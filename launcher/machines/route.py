@@ -1,5 +1,5 @@
-"""Finds the route of ssh to a machine. OpenSSH itself reads ansible/ssh_config and ~/.ssh/config,
-so the launcher and Ansible use the same route."""
+"""Asks OpenSSH for the route to a machine. OpenSSH reads ansible/ssh_config and ~/.ssh/config, so
+the launcher (ssh.py) and Ansible use the same route."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from contract.errors import UserError
 from contract.text import clean
 
 SSH = ("ssh", "-F", str(Path(__file__).resolve().parents[2] / "ansible/ssh_config"))
-# With these options ssh would go elsewhere, or trust somebody else, than this launcher checks.
+# {option of ssh that the launcher does not follow: remedy}. With such an option ssh would take
+# another route, or trust other keys, than the launcher checks.
 UNSUPPORTED = {
     "proxycommand": "Tandem cannot check the keys of the hosts that it uses: write it as ProxyJump",
     "revokedhostkeys": "mark these keys as @revoked in known_hosts",
@@ -24,21 +25,19 @@ UNSUPPORTED = {
 
 @dataclass(frozen=True)
 class Route:
-    """The route of ssh to a machine. `key_name`: its name in known_hosts; `hops` as ProxyJump lists
-    them. An empty field means ssh's default."""
+    """Describes the route of ssh to a machine. An empty field means the default of ssh."""
 
     address: str = ""
     port: int = 22
     user: str = ""
-    key_name: str = ""
-    hops: str = ""
+    key_name: str = ""  # the machine's name in known_hosts
+    hops: str = ""  # jump hosts, as ProxyJump lists them: `anna@gate:2222,pc1`
     identity_files: tuple[str, ...] = ()
     known_hosts: tuple[str, ...] = ()
 
     def proxy(self, address: str, port: int) -> list[str]:
-        """Return the command that connects its stdin and stdout with the machine's ssh, by the
-        hops."""
-        # -J takes all hops but the last one, from which -W forwards to the machine.
+        """Return a command that connects stdin and stdout to the machine through the jump hosts."""
+        # -W forwards from the last jump host to the machine; -J takes the jump hosts before it.
         *hops, gateway = self.hops.split(",")
         jump = ["-J", ",".join(hops)] if hops else []
         target = gateway if gateway.startswith("ssh://") else f"ssh://{gateway}"
@@ -46,10 +45,10 @@ class Route:
         return [*SSH, *words]
 
 
-def find(address: str, words: list[str]) -> Route:
-    """Return the route to a machine, which the inventory calls `address`, by these options of ssh.
-    Raises UserError."""
-    # -G prints the options for this address and connects nowhere.
+def find_route(address: str, words: list[str]) -> Route:
+    """Return the route to a machine. `address`: its ansible_host in the inventory; `words`: options
+    of ssh in the inventory. Raises UserError."""
+    # With -G, ssh does not connect but prints options, such as `hostname 192.168.1.5`.
     argv = [*SSH, "-G", *words, "--", address]
     try:
         done = subprocess.run(
@@ -58,12 +57,13 @@ def find(address: str, words: list[str]) -> Route:
     except FileNotFoundError:
         raise UserError("ssh is not installed here: sudo apt install openssh-client.") from None
     if done.returncode != 0:
-        reason = clean(" ".join(done.stderr.splitlines()[-2:])) or "it gave no reason"
+        last_lines = done.stderr.splitlines()[-2:]  # the error, below warnings
+        reason = clean(" ".join(last_lines)) or "it gave no reason"
         raise UserError(
             f"ssh rejects {address!r}: {reason}: correct ansible_host in the inventory, or "
             "~/.ssh/config."
         )
-    options = defaultdict[str, list[str]](list)  # ssh -G prints each option with its values
+    options = defaultdict[str, list[str]](list)
     for line in done.stdout.splitlines():
         name, _, value = line.partition(" ")
         options[name].append(value)
@@ -77,7 +77,7 @@ def find(address: str, words: list[str]) -> Route:
             raise UserError(f"ssh's option {name} ({option(name)}) is not supported: {remedy}.")
     if option("stricthostkeychecking") not in ("yes", "true"):
         raise UserError("ssh's option StrictHostKeyChecking must be yes: remove it.")
-    # known_hosts has a name without its port if that is 22, and [name]:port otherwise.
+    # In known_hosts a machine is called `name`, or `[name]:port` if its port is not 22.
     name, port = option("hostname", address), int(option("port", "22"))
     known_name = option("hostkeyalias") or (name if port == 22 else f"[{name}]:{port}")
     files = [*options["userknownhostsfile"], *options["globalknownhostsfile"]]

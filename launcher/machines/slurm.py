@@ -1,4 +1,5 @@
-"""The machines of a Slurm job, each reached by a step of that job (srun) from the first of them."""
+"""Reaches the machines of a Slurm job, as an Engine (engine.py): each command is a step of the job,
+which srun starts from the job's first machine."""
 
 from __future__ import annotations
 
@@ -16,16 +17,18 @@ from launcher.machines.inventory import JOB
 from launcher.machines.local import LocalNode, LocalProcess
 from launcher.node.machine import IN_JOB
 
-# Steps share what the job has: a guard, and the commands that look after it. run_env is in JOB, may
-# hold passwords, and reaches the processes that it is for by their guard.
+# --overlap lets steps share the job's resources, as other commands run while the guard runs. JOB is
+# removed from the environment because it has run_env, which may have passwords. Ranks get run_env
+# from their guard.
 STEP = ("env", f"--unset={JOB}", f"{IN_JOB}=1", "srun", "--quiet", "--overlap", "--cpu-bind=none")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ASK_NODE = f'echo "tandem $SLURM_NODEID $SLURMD_NODENAME ${{{VISIBLE}-}}"'
+# ASK_NODE prints a line such as `tandem 0 gpu01 0,1`.
 ANSWER = re.compile(r"^tandem (\d{1,6}) ([\w.-]{1,250}) ([\w,-]*)$", re.MULTILINE)
 
 
 class SlurmNode(LocalNode):
-    """One machine of the job that this process is in."""
+    """Starts commands on one machine of the job in which this process runs."""
 
     def start(self, argv: list[str]) -> LocalProcess:
         options = ("--nodes=1", "--ntasks=1", f"--nodelist={self.host.name}")
@@ -33,17 +36,17 @@ class SlurmNode(LocalNode):
 
 
 def machines() -> list[Host]:
-    """Return the machines of the job: each is the host in JOB, with the GPUs that it has there.
-    Raises UserError."""
+    """Return the machines of the job: copies of the host in JOB, each with its machine's name,
+    address and GPUs. Raises UserError."""
     template = Host(**json.loads(os.environ[JOB])["host"])
     argv = [*STEP, "--ntasks-per-node=1", "sh", "-c", ASK_NODE]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     rows = sorted((int(index), name, gpus) for index, name, gpus in ANSWER.findall(done.stdout))
     if done.returncode or len(rows) != int(os.environ["SLURM_NNODES"]):
         raise UserError(f"Slurm started no step on all machines of the job: {done.stderr.strip()}")
-    # This process is on the first machine, whose own name may mean 127.0.1.1 here: its address is
-    # the one by which it reaches the second.
-    addresses = [address_of(name) for _, name, _ in rows[1:]]
+    # This process runs on the first machine, whose name may mean 127.0.1.1 here. So its address is
+    # the source address of its route to the second machine.
+    addresses = [find_address(name) for _, name, _ in rows[1:]]
     leader = (route(addresses[0])["source"] or addresses[0]) if addresses else "127.0.0.1"
     takes_gpus = bool(template.gpus) and VISIBLE not in template.env
     return [
@@ -57,8 +60,8 @@ def machines() -> list[Host]:
     ]
 
 
-def address_of(name: str) -> str:
-    """Return the first address by which other machines reach this one. Raises UserError."""
+def find_address(name: str) -> str:
+    """Return the first address of a machine at which other machines reach it. Raises UserError."""
     try:
         rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:

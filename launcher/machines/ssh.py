@@ -1,7 +1,8 @@
-"""Machines reached by ssh, with strict host key checking.
+"""Reaches machines by ssh, as an Engine (engine.py), and checks host keys strictly.
 
-Fabric is the connection layer. It accepts unknown host keys, so `StrictConnection` replaces that
-policy: a machine that is not in the user's known_hosts is refused.
+Fabric makes the connections. Fabric accepts unknown host keys, so `StrictConnection` replaces that
+policy: Tandem refuses a machine whose key is not in the user's known_hosts. route.py asks OpenSSH
+for the route to a machine.
 """
 
 from __future__ import annotations
@@ -32,26 +33,24 @@ from launcher.machines.route import Route
 CONNECT_SECONDS = 8.0
 BANNER_SECONDS = 12.0
 LOGIN_SECONDS = 20.0
-# paramiko's reader threads wake ten times a second to see whether they were closed; with hundreds
-# of hosts that is most of a core. Closing wakes them by shutting the socket down, so they need not
-# look so often.
+# paramiko's reader threads wake ten times a second to see whether they were closed. With hundreds
+# of hosts this takes most of a core. Here they wake rarely: SshNode.close shuts the socket down,
+# which wakes its thread.
 READER_WAKES_EVERY = 5.0
 TCP_THIN_LINEAR_TIMEOUTS = 16
-# paramiko logs a traceback for a machine that does not answer; connection_error says the same in
-# a sentence.
+# paramiko logs a traceback if a machine does not answer. connection_error has a sentence instead.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 STATUS_SECONDS = 5.0
-UNSAFE = re.compile(rb"[^\w ./:=,@+-]")  # bytes that mean something to some shell
-PACKET = 256 << 10  # bytes; sshd sends no larger one, and the protocol asks for 35,000
-READS = 16
+UNSAFE = re.compile(rb"[^\w ./:=,@+-]")  # bytes that may have a meaning in some shell
+PACKET = 256 << 10  # bytes; sshd sends no larger packet, and the protocol requires only 35,000
+STDERR_READS = 16  # at most, for each read of stdout
 
 
 class StrictConnection(Connection):
-    """A Fabric connection by a route of OpenSSH's (launcher/machines/route.py): Fabric itself reads
-    no ssh_config. It refuses host keys which the user has not confirmed, and forwards nothing: a
-    node must not use the user's keys."""
+    """Connects by a route (route.py); Fabric itself reads no ssh_config here. It refuses host keys
+    that the user has not confirmed, and forwards no agent: a node must not use the user's keys."""
 
-    # What has no name in the class would become a value of Fabric's configuration.
+    # Fabric would store attributes that the class does not declare in its configuration.
     route = Route()
     _proxy: subprocess.Popen[bytes] | None = None
     _proxy_stderr: IO[bytes] | None = None
@@ -60,10 +59,11 @@ class StrictConnection(Connection):
         super().__init__(host, port=port, config=_config(), forward_agent=False, **kwargs)
         self.route, self.gateway = route, route.hops or None
         name = host if port == 22 else f"[{host}]:{port}"
-        confirm(self.client, name, route)
+        set_confirmed_keys(self.client, name, route)
 
     def open_gateway(self) -> socket.socket:
-        """Connect over the hops: ssh itself does that, with the same strict options."""
+        """Return a socket that is connected to the machine through its jump hosts. A process of
+        OpenSSH makes this connection, with the same strict options."""
         ours, theirs = socket.socketpair()
         self._proxy_stderr = tempfile.TemporaryFile()  # noqa: SIM115
         with theirs:
@@ -72,12 +72,12 @@ class StrictConnection(Connection):
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=self._proxy_stderr,
-                start_new_session=True,  # Ctrl-C is for the launcher alone, and nobody is asked
+                start_new_session=True,  # Ctrl-C does not reach ssh, which cannot ask either
             )
         return ours
 
     def gateway_error(self) -> str:
-        """Return ssh's error about the hops, or nothing."""
+        """Return the error of OpenSSH about the jump hosts, or an empty string."""
         if self._proxy_stderr is None:
             return ""
         self._proxy_stderr.seek(0)
@@ -92,7 +92,7 @@ class StrictConnection(Connection):
 
 
 class Packets(Packetizer):
-    """Refuses a packet that claims to be too large, before it is collected in memory."""
+    """Refuses a packet that claims to be too large, before paramiko stores it in memory."""
 
     def read_all(self, n: int, check_rekey: bool = False) -> bytes:
         if n > PACKET:
@@ -102,8 +102,8 @@ class Packets(Packetizer):
 
 
 class Window(BufferedPipe):
-    """The unread output of a command. paramiko keeps all that a machine sends; here a machine that
-    sends more than it may loses its connection."""
+    """Holds the unread output of a command, with a limit. paramiko itself stores everything that a
+    machine sends, even beyond the window that ssh allows."""
 
     def __init__(self, size: int):
         super().__init__()
@@ -116,7 +116,7 @@ class Window(BufferedPipe):
 
 
 class SshProcess:
-    """A command on another machine; the methods are those of engine.Process."""
+    """Runs a command on another machine. Its methods are described in engine.Process."""
 
     def __init__(self, channel: paramiko.Channel):
         self._channel = channel
@@ -127,7 +127,7 @@ class SshProcess:
         return self._channel.fileno()
 
     def read(self) -> bytes | None:
-        for _ in range(READS):  # a flood on stderr must not keep us from what matters
+        for _ in range(STDERR_READS):  # endless output on stderr must not delay stdout
             if not self._channel.recv_stderr_ready():
                 break
             self._stderr = (self._stderr + self._channel.recv_stderr(1 << 16))[-4096:]
@@ -141,14 +141,14 @@ class SshProcess:
             return self._channel.send(bytes(data[: 1 << 16]))
         except socket.timeout:
             return 0
-        except OSError as error:  # a closed channel: the command ended before it had read all
+        except OSError as error:  # the channel is closed: the command ended before it read all
             raise BrokenPipeError(str(error)) from None
 
     def close_stdin(self) -> None:
         self._channel.shutdown_write()
 
     def wait(self, seconds: float | None = None) -> int:
-        # Not recv_exit_status(): it waits for ever when a machine died between output and status.
+        # recv_exit_status() would wait forever if the machine died after its output.
         self._channel.status_event.wait(seconds or STATUS_SECONDS)
         return self._channel.exit_status
 
@@ -164,7 +164,7 @@ class SshProcess:
 
 
 class SshNode:
-    """One ssh connection to a machine."""
+    """Holds the ssh connection to one machine."""
 
     def __init__(self, host: Host):
         self.host = host
@@ -175,7 +175,7 @@ class SshNode:
             host.route,
             user=host.user or host.route.user or None,
             connect_timeout=CONNECT_SECONDS,
-            # A frozen machine's kernel still takes connections.
+            # The kernel of a frozen machine still accepts connections, hence the other timeouts.
             connect_kwargs={
                 "banner_timeout": BANNER_SECONDS,
                 "auth_timeout": LOGIN_SECONDS,
@@ -186,7 +186,7 @@ class SshNode:
         )
 
     def open(self) -> None:
-        """Connect and log in. Raises MachineError with ssh's error and a remedy."""
+        """Connect and log in. Raises MachineError with the error of ssh and a remedy."""
         try:
             self._connection.open()
         except Exception as error:
@@ -201,25 +201,26 @@ class SshNode:
             raise MachineError([host.name], text) from error
         sock = self._connection.transport.sock
         sock.settimeout(READER_WAKES_EVERY)
-        # After a stall TCP doubles its retransmission timeout; on a thin stream it need not, so a
-        # lease is renewed sooner. (Over hops this is no TCP.)
+        # After each loss TCP doubles its retransmission timeout. With this option it does not for
+        # streams with few packets, so leases are renewed soon after a stall. The socket to a jump
+        # host's process is no TCP socket and raises OSError.
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1)
 
     def start(self, argv: list[str]) -> SshProcess:
-        """Run a command. Raises MachineError when the connection to the machine broke."""
+        """Run a command. Raises MachineError if the connection to the machine broke."""
         try:
             channel = self._connection.transport.open_session(timeout=CONNECT_SECONDS)
-            # Nothing has been asked for yet, so an honest sshd has sent nothing.
+            # The buffers can be replaced now, because sshd sends no output before the command.
             channel.in_buffer = Window(channel.in_window_size)
             channel.in_stderr_buffer = Window(channel.in_window_size)
-            channel.exec_command(in_any_shell(argv))
+            channel.exec_command(quote_for_any_shell(argv))
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise MachineError([self.host.name], connection_error(self.host, error)) from error
         return SshProcess(channel)
 
     def close(self) -> None:
-        # Shutting the socket down wakes paramiko's thread, which looks at it only now and then.
+        # The shutdown wakes paramiko's thread, which wakes by itself only every READER_WAKES_EVERY.
         transport = self._connection.transport
         if transport is None:
             return
@@ -228,13 +229,15 @@ class SshNode:
         self._connection.close()
 
 
-def in_any_shell(argv: list[str]) -> str:
-    """Return the command line by which any login shell runs these words, also csh and fish: sshd
-    hands it to that. csh ends a quote at the end of a line, and replaces a ! within quotes, so sh
-    decodes all that a shell might read."""
-    words = ("exec " + shlex.join(argv)).encode(errors="surrogateescape")
-    text = UNSAFE.sub(lambda byte: b"\\0%03o" % byte[0][0], words).decode()
-    return f'exec sh -c \'eval "$(printf %b "{text}")"\''
+def quote_for_any_shell(argv: list[str]) -> str:
+    """Return a command line that runs `argv` in any login shell, also in csh and fish."""
+    # sshd passes the command line to the user's login shell. csh allows no newline within quotes,
+    # and replaces ! even within quotes. So all bytes that a shell may interpret become octal
+    # numbers, which sh decodes: `echo a!` becomes
+    #     exec sh -c 'eval "$(printf %b "exec echo \0047a\0041\0047")"'
+    command = ("exec " + shlex.join(argv)).encode(errors="surrogateescape")
+    encoded = UNSAFE.sub(lambda byte: b"\\0%03o" % byte[0][0], command).decode()
+    return f'exec sh -c \'eval "$(printf %b "{encoded}")"\''
 
 
 @lru_cache(maxsize=1)
@@ -243,9 +246,9 @@ def _config() -> Config:
 
 
 def connection_error(host: Host, error: Exception) -> str:
-    """Return ssh's error about one machine as a sentence with a remedy."""
+    """Return a sentence about an error while connecting to a machine, with a remedy."""
     target = f"{host.name} ({host.user + '@' if host.user else ''}{host.address}, port {host.port})"
-    text = _short(error)
+    text = _describe(error)
     if isinstance(error, paramiko.BadHostKeyException):
         return (
             f"{target}: its host key differs from the key in your known_hosts. If the machine "
@@ -263,7 +266,7 @@ def connection_error(host: Host, error: Exception) -> str:
             f"{target}: its host key is unknown (not in your ~/.ssh/known_hosts): run `make "
             "bootstrap`, which shows the key and asks you."
         )
-    # Without any key paramiko raises no AuthenticationException.
+    # paramiko raises an SSHException with this text if the user has no key at all.
     is_refused = "No authentication methods" in str(error)
     if isinstance(error, paramiko.AuthenticationException) or is_refused:
         return (
@@ -271,10 +274,10 @@ def connection_error(host: Host, error: Exception) -> str:
             "the inventory, and check that this user's authorized_keys has your key (`make "
             "bootstrap` adds it)."
         )
-    # All other errors are those of the network, or of an ssh server that does not answer.
+    # The remaining errors come from the network, or from an ssh server that does not answer.
     timeouts = (socket.timeout, TimeoutError)
     if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
-        text = "; ".join(sorted({_short(cause) for cause in error.errors.values()}))
+        text = "; ".join(sorted({_describe(cause) for cause in error.errors.values()}))
     reason = text
     if "protocol banner" in text and isinstance(error.__context__, timeouts):
         reason = (
@@ -305,7 +308,7 @@ def connection_error(host: Host, error: Exception) -> str:
     )
 
 
-def _short(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
 
 
@@ -322,43 +325,44 @@ KNOWN_HOSTS = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))
 
 
 class Revoked(paramiko.SSHException):
-    """A machine showed a key that a known_hosts file marks as @revoked."""
+    """Says that a machine showed a key that a known_hosts file marks as @revoked."""
 
 
 @dataclass(frozen=True)
 class KnownHost:
-    """One key for the names that the patterns match."""
+    """Holds a line of a known_hosts file: a key, and patterns of the machines' names."""
 
     entry: HostKeyEntry
     revoked: bool
 
-    def means(self, name: str) -> bool:
-        """Return whether the patterns match, by the rules of sshd(8): `*` and `?`, `!` before a
-        pattern that must not match, or a hash of the name."""
-        # paramiko compares hashes, and knows no patterns.
-        hashed = paramiko.HostKeys()
-        hashed._entries.append(self.entry)
-        if hashed.lookup(name) is not None:
+    def matches(self, name: str) -> bool:
+        """Return whether the line is for this name, by the rules of sshd(8): a pattern may have `*`
+        and `?`, `!` excludes names, and `|1|...` is a hash of a name."""
+        # paramiko compares hashes and plain names, but no patterns.
+        keys = paramiko.HostKeys()
+        keys._entries.append(self.entry)
+        if keys.lookup(name) is not None:
             return True
         patterns = self.entry.hostnames
-        if any(p.startswith("!") and _like(name, p[1:]) for p in patterns):
+        if any(p.startswith("!") and _matches_pattern(name, p[1:]) for p in patterns):
             return False
-        return any(_like(name, p) for p in patterns if p[:1] not in ("!", "|"))
+        return any(_matches_pattern(name, p) for p in patterns if p[:1] not in ("!", "|"))
 
 
-def _like(name: str, pattern: str) -> bool:
-    # Brackets stand for themselves: [192.0.2.1]:2222.
+def _matches_pattern(name: str, pattern: str) -> bool:
+    # fnmatch gives brackets a meaning. In [192.0.2.1]:2222 they have none.
     return fnmatch.fnmatchcase(name.lower(), pattern.lower().replace("[", "[[]"))
 
 
 def read_known_hosts(data: bytes) -> list[KnownHost]:
-    """Return the usable lines of a file of OpenSSH."""
-    # Skipped are lines that are damaged, in another encoding, of a certificate authority, or with
-    # an unknown type of key. paramiko would stop reading at some of them.
+    """Return the usable lines of a known_hosts file of OpenSSH."""
+    # A line is `[@revoked] patterns key-type key [comment]`. The loop skips lines that are damaged,
+    # not in UTF-8, for a certificate authority, or with an unknown type of key. paramiko would stop
+    # reading at some of these lines.
     lines = []
-    for raw in data.split(b"\n"):
+    for line in data.split(b"\n"):
         try:
-            words = raw.decode("utf-8").split()
+            words = line.decode("utf-8").split()
         except UnicodeDecodeError:
             continue
         marker = words.pop(0) if words and words[0].startswith("@") else None
@@ -368,17 +372,17 @@ def read_known_hosts(data: bytes) -> list[KnownHost]:
             entry = HostKeyEntry.from_line(" ".join(words))
             if entry is None or entry.key is None:
                 continue
-            line = KnownHost(entry, marker is not None)
-            line.means("")  # a hash of a name that is none is not noticed before
+            known_host = KnownHost(entry, marker is not None)
+            known_host.matches("")  # raises an error if the hash of the name is damaged
         except (paramiko.SSHException, InvalidHostKey, ValueError, IndexError, AssertionError):
             continue
-        lines.append(line)
+        lines.append(known_host)
     return lines
 
 
 @lru_cache(maxsize=16)
-def known_hosts(paths: tuple[Path, ...]) -> tuple[KnownHost, ...]:
-    """Return the lines of these files, read once for all hosts."""
+def load_known_hosts(paths: tuple[Path, ...]) -> tuple[KnownHost, ...]:
+    """Return the usable lines of these files. They are read once for all hosts."""
     lines = []
     for path in paths:
         with contextlib.suppress(OSError):
@@ -386,23 +390,23 @@ def known_hosts(paths: tuple[Path, ...]) -> tuple[KnownHost, ...]:
     return tuple(lines)
 
 
-def confirm(client: paramiko.SSHClient, name: str, route: Route) -> None:
-    """Give a client the confirmed keys of the machine `name`, which ssh may know by another name.
-    The client refuses every other key."""
-    # A revoked key is refused under every name, as in OpenSSH.
+def set_confirmed_keys(client: paramiko.SSHClient, name: str, route: Route) -> None:
+    """Make a client accept only the keys that known_hosts has for the machine `name`, or for the
+    name by which ssh knows this machine (route.key_name)."""
     paths = tuple(map(Path, route.known_hosts)) or KNOWN_HOSTS
     names = {name, route.key_name or name}
-    lines = [line for line in known_hosts(paths) if any(map(line.means, names))]
+    lines = [line for line in load_known_hosts(paths) if any(map(line.matches, names))]
+    # As in OpenSSH, a key that one line revokes is refused, even if another line confirms it.
     revoked = {line.entry.key.asbytes() for line in lines if line.revoked}
     for line in lines:
         key = line.entry.key
         if not line.revoked and key.asbytes() not in revoked:
             client.get_host_keys().add(name, key.get_name(), key)
-    client.set_missing_host_key_policy(Refuse(revoked))
+    client.set_missing_host_key_policy(RefuseUnconfirmed(revoked))
 
 
-class Refuse(paramiko.RejectPolicy):
-    """Refuses a machine without a confirmed key, and says when its key was revoked."""
+class RefuseUnconfirmed(paramiko.RejectPolicy):
+    """Refuses a machine without a confirmed key, with another error if its key was revoked."""
 
     def __init__(self, revoked: set[bytes]):
         self.revoked = revoked

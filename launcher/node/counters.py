@@ -1,4 +1,6 @@
-"""Parses the kernel's counters (/proc files as text in, plain values out) and reads nvidia-smi."""
+"""Parses the counters of the kernel: a function gets the text of a file of /proc, and returns plain
+values. Also reads the samples of nvidia-smi. records.py reads the files and calls these functions.
+"""
 
 import os
 import re
@@ -8,7 +10,8 @@ import time
 from launcher.node.processes import TICK, LineProcess
 
 PAGE = os.sysconf("SC_PAGE_SIZE")  # bytes; the unit of /proc/vmstat
-SECTOR = 512  # bytes; the unit of /proc/diskstats whatever the disk
+SECTOR = 512  # bytes; the unit of /proc/diskstats for all disks
+# The columns of /proc/diskstats after the device's name, in the kernel's order.
 DISK_COUNTERS = (
     "reads",
     "reads_merged",
@@ -24,48 +27,51 @@ DISK_COUNTERS = (
 )
 
 
-def network(dev, snmp, interface):
-    """Return one interface's counters, from /proc/net/dev and /proc/net/snmp; None without it."""
-    # Each line has the name of an interface, a colon, and 16 numbers in the kernel's order.
+def parse_interface(dev, snmp, interface):
+    """Return the counters of an interface (/proc/net/dev) and the number of TCP segments that this
+    machine sent again (/proc/net/snmp). Returns None if there is no such interface."""
+    # `  eth0: 9120 12 0 1 0 0 0 0 34 1 0 0 0 0 0 0`: eight received figures, then eight sent ones.
+    # Of each eight, the first is bytes and the fourth is dropped packets.
     for line in dev.splitlines():
         name, colon, figures = line.partition(":")
         if colon and name.strip() == interface:
-            values = [int(value) for value in figures.split()]
+            received, sent = figures.split()[:8], figures.split()[8:]
+            # `Tcp: RtoAlgorithm ... RetransSegs ...` has names, and `Tcp: 1 ... 42 ...` has values.
+            names, values = [row.split() for row in snmp.splitlines() if row.startswith("Tcp:")]
             return {
-                "rx_bytes": values[0],
-                "tx_bytes": values[8],
-                "rx_dropped": values[3],
-                "tx_dropped": values[11],
-                "tcp_retransmits": tcp_retransmits(snmp),
+                "rx_bytes": int(received[0]),
+                "tx_bytes": int(sent[0]),
+                "rx_dropped": int(received[3]),
+                "tx_dropped": int(sent[3]),
+                "tcp_retransmits": int(values[names.index("RetransSegs")]),
             }
     return None
 
 
-def tcp_retransmits(snmp):
-    """Return the segments that this machine sent again, RetransSegs of /proc/net/snmp."""
-    # A line of names comes first, then a line of values.
-    lines = [line.split() for line in snmp.splitlines() if line.startswith("Tcp:")]
-    return int(lines[1][lines[0].index("RetransSegs")])
-
-
-def default_interface(route, route6):
-    """Return the interface of the default route (/proc/net/route, ipv6_route); "" if none."""
-    # Destination and mask are 0 in a default route.
+def find_default_interface(route, route6):
+    """Return the interface of the default route in /proc/net/route, or else in
+    /proc/net/ipv6_route; "" if there is none."""
+    # `eth0 00000000 0101A8C0 0003 0 0 100 00000000 0 0 0`: interface, destination, ..., mask, ...
+    # The destination and the mask of a default route are 0. The first line has titles.
     for line in route.splitlines()[1:]:
-        fields = line.split()
-        if fields[1] == "00000000" and fields[7] == "00000000":
-            return fields[0]
+        interface, destination, _, _, _, _, _, mask = line.split()[:8]
+        if destination == mask == "00000000":
+            return interface
+    # `00000000000000000000000000000000 00 ... eth0`: destination, length of its prefix, ...,
+    # interface. The kernel has an unreachable default route of IPv6 on the loopback.
     for line in route6.splitlines():
         fields = line.split()
-        # The kernel has an unreachable default route of IPv6 on the loopback.
-        if fields[0] == "0" * 32 and fields[1] == "00" and fields[9] != "lo":
-            return fields[9]
+        destination, prefix_length, interface = fields[0], fields[1], fields[9]
+        if destination == "0" * 32 and prefix_length == "00" and interface != "lo":
+            return interface
     return ""
 
 
-def processors(stat):
-    """Return the number of processors in /proc/stat, and their seconds since boot, summed: busy,
+def parse_processors(stat):
+    """Return the number of processors in /proc/stat, and sums of their seconds since boot: busy,
     waiting for a disk, and given to other virtual machines."""
+    # `cpu  user nice system idle iowait irq softirq steal ...` are ticks of all processors. A line
+    # `cpu0 ...` follows for each processor.
     lines = [line.split() for line in stat.splitlines() if line.startswith("cpu")]
     user, nice, system, _, iowait, irq, softirq, steal = [int(text) for text in lines[0][1:9]]
     return {
@@ -76,6 +82,7 @@ def processors(stat):
     }
 
 
+# {name in the records: name in /proc/meminfo}
 MEMORY = {
     "memory_total": "MemTotal",
     "memory_available": "MemAvailable",
@@ -84,15 +91,15 @@ MEMORY = {
 }
 
 
-def memory(meminfo, vmstat):
-    """Return bytes of memory and swap now (/proc/meminfo), and bytes that came from swap and went
-    there since boot (/proc/vmstat)."""
+def parse_memory(meminfo, vmstat):
+    """Return the bytes of memory and swap now (/proc/meminfo), and the bytes that were read from
+    swap and written to swap since boot (/proc/vmstat)."""
     sizes = {}
-    for line in meminfo.splitlines():
+    for line in meminfo.splitlines():  # `MemTotal:       16318772 kB`
         name, _, size = line.partition(":")
-        sizes[name] = size.split()[:1]  # without its unit, kB
+        sizes[name] = size.split()[:1]
     figures = {name: int(sizes[key][0]) * 1024 for name, key in MEMORY.items()}
-    # A kernel without swap has no such lines.
+    # `pswpin 1024` is a number of pages. A kernel without swap has no such lines.
     pages = dict(line.split() for line in vmstat.splitlines() if line.startswith("pswp"))
     figures["swapped_in"], figures["swapped_out"] = (
         int(pages.get(name, 0)) * PAGE for name in ("pswpin", "pswpout")
@@ -100,53 +107,52 @@ def memory(meminfo, vmstat):
     return figures
 
 
-def pressure(text):
-    """Return the seconds since boot in which some process waited for the resource of this file of
-    /proc/pressure; None if this kernel does not say."""
+def parse_pressure(text):
+    """Return the seconds since boot in which some process waited for a resource, from its file in
+    /proc/pressure; None if this kernel has no such file."""
+    # `some avg10=0.00 avg60=0.00 avg300=0.00 total=249511522`, in microseconds.
     match = re.search(r"^some .*total=(\d+)", text, re.M)
     return int(match.group(1)) / 1e6 if match else None
 
 
-def schedule(schedstat):
-    """Return (seconds that a thread ran, seconds that it waited for a processor)."""
-    ran, waited = schedstat.split()[:2]
-    return int(ran) / 1e9, int(waited) / 1e9
-
-
-def shares(mounts):
+def parse_shares(mounts):
     """Return {mount point: (source, type)} of NFS and SMB mounts in /proc/self/mounts."""
     shares = {}
-    for line in mounts.splitlines():
+    for line in mounts.splitlines():  # `nas:/export /srv/data nfs4 rw,relatime 0 0`
         source, point, kind = line.split()[:3]
         if kind in ("nfs", "nfs4", "cifs", "smb3"):
-            shares[unescape(point)] = (unescape(source), "cifs" if kind == "smb3" else kind)
+            shares[decode_path(point)] = (decode_path(source), "cifs" if kind == "smb3" else kind)
     return shares
 
 
-def unescape(text):
-    """Decode a path: the kernel writes its blanks as three octal digits."""
+def decode_path(text):
+    """Decode a path of the kernel, which writes a blank as `\\040`."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), text)
 
 
-def nfs_read_bytes(mountstats):
-    """Return {mount point: bytes read from the server}."""
+def parse_nfs_reads(mountstats):
+    """Return {mount point: bytes read from the server}, from /proc/self/mountstats."""
     read_bytes, point = {}, None
+    # A mount begins with `device nas:/export mounted on /srv/data with fstype nfs4 statvers=1.1`.
+    # One of its lines is `bytes: 0 0 0 0 52428800 0 0 0`, whose fifth number is the bytes that were
+    # read from the server. The first four count what programs read and wrote.
     for line in mountstats.splitlines():
         words = line.split()
         if line.startswith("device "):
-            point = unescape(words[4]) if " with fstype nfs" in line else None
+            point = decode_path(words[4]) if " with fstype nfs" in line else None
         elif point is not None and words[:1] == ["bytes:"]:
-            read_bytes[point] = int(words[5])
+            numbers = words[1:]
+            read_bytes[point] = int(numbers[4])
     return read_bytes
 
 
-def cifs_read_bytes(stats):
-    """Return {share in lower case with slashes, //server/share: bytes read}, from
-    /proc/fs/cifs/Stats."""
+def parse_cifs_reads(stats):
+    """Return {//server/share in lower case: bytes read}, from /proc/fs/cifs/Stats."""
     read_bytes, share = {}, None
+    # `1) \\nas\Images` begins a share. `Bytes read: 41943040  Bytes written: 1000` follows, or on
+    # older kernels `Reads:  4 Bytes: 4096`.
     for line in stats.splitlines():
         start = re.match(r"\d+\) (\\\\\S+)", line)
-        # Older kernels have the second form.
         value = re.search(r"Bytes read: (\d+)|^Reads: +\d+ Bytes: (\d+)", line)
         if start:
             share = start.group(1).replace("\\", "/").lower()
@@ -156,58 +162,58 @@ def cifs_read_bytes(stats):
 
 
 def share_name(source):
-    """Return //server/share of an SMB mount's source, as cifs_read_bytes spells it."""
-    # The source may be a folder below the share.
+    """Return //server/share of an SMB mount's source, as parse_cifs_reads spells it."""
+    # The source may be a folder below the share, such as //NAS/Images/train.
     return "/".join(source.lower().split("/")[:4])
 
 
-def disks(diskstats):
-    """Return {device: counters} of /proc/diskstats, without devices that never did anything."""
+def parse_disks(diskstats):
+    """Return {device: counters} of /proc/diskstats, without devices that were never used."""
     counters = {}
-    for line in diskstats.splitlines():
-        fields = line.split()
-        values = [int(value) for value in fields[3:14]]
+    for line in diskstats.splitlines():  # `   8  0 sda 4711 12 90 3 ...`: major, minor, device
+        _, _, device, *texts = line.split()
+        values = [int(text) for text in texts[: len(DISK_COUNTERS)]]
         if any(values):
-            counters[fields[2]] = dict(zip(DISK_COUNTERS, values))
+            counters[device] = dict(zip(DISK_COUNTERS, values))
     return counters
 
 
-def disk_rates(before, after, seconds):
-    """Return the columns of iostat that the report reads, by its names and in its units, from one
-    device's counters before and after these `seconds`."""
-    grown = {name: after[name] - before[name] for name in after}
-    reads, writes = grown["reads"], grown["writes"]
-    read_kb = grown["sectors_read"] * SECTOR / 1024
-    write_kb = grown["sectors_written"] * SECTOR / 1024
+def compute_disk_rates(previous, current, seconds):
+    """Return the columns of iostat that the report reads, by iostat's names and in its units.
+    `previous`, `current`: the counters of a device, with `seconds` between them."""
+    growth = {name: current[name] - previous[name] for name in current}
+    reads, writes = growth["reads"], growth["writes"]
+    read_kb = growth["sectors_read"] * SECTOR / 1024
+    write_kb = growth["sectors_written"] * SECTOR / 1024
     return {
         "r/s": round(reads / seconds, 2),
         "w/s": round(writes / seconds, 2),
         "rkB/s": round(read_kb / seconds, 2),
         "wkB/s": round(write_kb / seconds, 2),
-        "r_await": round(grown["ms_reading"] / reads, 2) if reads else 0.0,
-        "w_await": round(grown["ms_writing"] / writes, 2) if writes else 0.0,
-        "aqu-sz": round(grown["ms_weighted"] / 1000 / seconds, 2),
-        "util": round(min(100.0, grown["ms_busy"] / 10 / seconds), 2),
+        "r_await": round(growth["ms_reading"] / reads, 2) if reads else 0.0,
+        "w_await": round(growth["ms_writing"] / writes, 2) if writes else 0.0,
+        "aqu-sz": round(growth["ms_weighted"] / 1000 / seconds, 2),
+        "util": round(min(100.0, growth["ms_busy"] / 10 / seconds), 2),
     }
 
 
-# {name in the records: (nvidia-smi's name, factor)}
+# {name in the records: (nvidia-smi's name, factor of the value)}
 GPU_FIGURES = {
     "index": ("index", 1),
     "utilization": ("utilization.gpu", 1),
-    "memory_used": ("memory.used", 1024 * 1024),  # bytes of MiB
+    "memory_used": ("memory.used", 1024 * 1024),  # from MiB to bytes
     "temperature": ("temperature.gpu", 1),
     "power": ("power.draw", 1),
     "clock_sm": ("clocks.sm", 1),
 }
 GPU_INTEGERS = ("index", "memory_used")
-# An old driver that lacks one of these fields prints this and nothing else.
+# A driver that lacks one of these fields prints this line instead of samples.
 UNKNOWN_FIELD = re.compile(r'Field "(\S+)" is not a valid field to query')
 
 
 class Gpus:
-    """Reads the samples of a running nvidia-smi, since its start takes a second or more. `process`
-    is None on a machine without nvidia-smi."""
+    """Reads the samples of an nvidia-smi that runs all the time, because its start takes a second
+    or more. `process` is None on a machine without nvidia-smi."""
 
     def __init__(self):
         self.process, self.names = None, list(GPU_FIGURES)
@@ -219,17 +225,17 @@ class Gpus:
             self.process = LineProcess([tool, query, "--format=csv,noheader,nounits", "--loop=1"])
 
     def read(self):
-        """Return the samples since the last look, a dictionary for each line."""
+        """Return the samples since the last call, a dictionary for each GPU and second."""
         lines = self.process.lines() if self.process is not None else []
         unknown = {match.group(1) for match in map(UNKNOWN_FIELD.match, lines) if match}
         names = [name for name in self.names if GPU_FIGURES[name][0] not in unknown]
-        # An old driver refuses the whole query: ask again without the fields that it lacks.
+        # An old driver rejects the whole query. Start nvidia-smi again without the unknown fields.
         if names != self.names:
             self.stop()
             self.names = names
             self.start()
             return []
-        samples = [gpu_sample(line, time.monotonic(), names) for line in lines]
+        samples = [parse_gpu_sample(line, time.monotonic(), names) for line in lines]
         return [sample for sample in samples if sample is not None]
 
     def stop(self):
@@ -237,8 +243,9 @@ class Gpus:
             self.process.stop()
 
 
-def gpu_sample(line, mono, names=tuple(GPU_FIGURES)):
-    """Parse a line of nvidia-smi that has the figures `names`; return None for other lines."""
+def parse_gpu_sample(line, mono, names=tuple(GPU_FIGURES)):
+    """Parse a line of nvidia-smi with the figures `names`, such as `1, 97, 10842, 74, 249.8, 1905`.
+    Returns None for other lines. `mono`: when the line was read."""
     fields = [field.strip() for field in line.split(",")]
     if len(fields) != len(names) or not fields[0].isdigit():
         return None

@@ -1,47 +1,54 @@
-"""Finds in a rank's output the error that a person would quote: in tracebacks as Python, rich and
-loguru print them, in those of loaders, pools and groups, or else in its last lines."""
+"""Finds in a rank's output the error that a person would quote: in a traceback of Python, rich or
+loguru, also of a loader, a pool or a group, or else in the last lines. workers.py calls
+`describe_ending` when a rank has ended. tests/unit/launcher/test_errors.py has samples of all
+forms."""
 
 import re
 import unicodedata
 from collections import namedtuple
 
+# Lines between the traceback of a cause and the traceback of its consequence.
 BETWEEN = ("During handling of the above exception", "The above exception was the direct cause")
-# A syntax error has frames and no header; so has a traceback whose beginning is lost.
+# The beginning of a traceback: rich's box, the header, or a frame. A syntax error has frames
+# without a header, and so has a traceback whose beginning is lost.
 HEADER = re.compile(
     r"(?P<box>╭─+ Traceback .*╮$)|Traceback \(most recent call last\):$|"
     r'^(?P<frame>  File ".*", line \d+(, in .*)?)$'
 )
+# The line that names the exception: `ValueError: no rows`, or `  | KeyError: 'x'`.
 EXCEPTION = re.compile(r"( *[|│] )?(?P<quote>[^\W\d][\w.<>]*(\(\w+\))?(: .*|:|))$")
-NAMED = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt|Warning)\b")
-GROUP = re.compile(r".*\(\d+ sub-exceptions?\)$")
-# These only report that another process failed, which mostly printed an error before.
+NAMED = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt|Warning)\b")  # the usual names
+GROUP = re.compile(r".*\(\d+ sub-exceptions?\)$")  # `ExceptionGroup: two (2 sub-exceptions)`
+# Errors that only report the failure of another process, which mostly printed an error before.
 FOLLOWS = re.compile(
     r"[\w.]*(ChildFailedError|CalledProcessError|ProcessExitedException|BrokenProcessPool|"
     r"TerminatedWorkerError|BrokenPipeError|ConnectionResetError|EOFError|KeyboardInterrupt|"
     r"queue\.Empty)\b|RuntimeError: DataLoader worker .*exited unexpectedly"
 )
-# Libraries print this around an error or as a process ends: no sign that the script went on.
+# Lines of libraries around an error, or at a process's end. The script did not print them.
 FAREWELL = re.compile(
     r"\[?[IWE]\d{4} \d\d:|.{0,60}torch\.distributed\.elastic|(wandb|COMET \w+):|frame #\d+: |"
     r"\S+:\d+: \w*Warning: |.{0,200}\d%\|.*\||Exception in thread |Process \S+:$|"
     r".{0,60}(NCCL INFO |Child process with PID \d+ terminated)|.{0,200}Exception ignored |"
     r'During handling|The above exception|Set the environment variable HYDRA|[\s─│╭╮╰╯"]*$'
 )
+# A line of a log: `12:00:01 ERROR: no rows`. The group is set if the line reports an error.
 RECORD = re.compile(r".{0,80}?\b(?:DEBUG|INFO|WARNING|(ERROR|FATAL|CRITICAL|[Ee]rror:))(?:\W|$)")
-# Launchers begin lines with the rank; torch with `[rank0]: ` those of the error that ends one.
+# Prefixes of launchers. torch begins the lines of the error that ends a rank with `[rank0]: `.
 PREFIX = re.compile(r"(\[rank\d+\]:\s?)|\[default\d+\]:|stderr: ")
+# Sequences and control characters that a terminal does not show.
 HIDDEN = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*\x1b?|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
 )
-MOST_LINES, LONGEST = 5000, 2000  # lines of a stream, and bytes of each, that are searched
-QUOTED, BODY = 400, 30  # characters of a quote, and lines that belong to it
-# Seconds: the order of two streams is not known more exactly, since they are read in turn.
+MOST_LINES, LONGEST = 5000, 2000  # the searched lines of a stream, and bytes of each line
+QUOTED, BODY = 400, 30  # characters of a quote, and lines of its body
+# Seconds. The guard reads the two streams in turn, so it knows their order only this exactly.
 SAME_MOMENT = 0.2
 
-# `time`: when it was read; `is_marked`: torch has begun it with the rank.
+# `time`: when the guard read the line; `is_marked`: the line began with `[rank0]: ` of torch.
 Line = namedtuple("Line", "text time is_marked")
-# `quote` is the line that names the error, `body` the lines that belong to it; it takes the lines
-# [begin, end) of its stream.
+# `quote`: the line that names the error; `body`: further lines of its message; `begin`, `end`: the
+# error takes the lines [begin, end) of its stream.
 Error = namedtuple("Error", "begin end quote body")
 
 
@@ -63,8 +70,9 @@ def lines_of(pieces):
 
 
 def describe_ending(streams, failed):
-    """Return what the Lines of a rank's stdout and stderr say about its end: the line to quote or
-    None, the lines that belong to it, and the last line after it (without it, of all) or None."""
+    """Return what the Lines of a rank's two `streams` say about its end: the line to quote or None,
+    further lines of its message, and the last line after the error (or of all, without an error) or
+    None. `failed`: the rank did not exit with code 0."""
     errors, plain_lines = [], []
     for stream, lines in enumerate(streams):
         stream_errors, plain_places = find_errors(lines)
@@ -72,7 +80,7 @@ def describe_ending(streams, failed):
         for error in stream_errors:
             end_line = lines[error.end - 1]
             errors.append((end_line.is_marked, end_line.time, stream, error))
-    # The last error, but one that torch marked ends the rank for certain.
+    # The last error counts, unless there is a marked error, which certainly ended the rank.
     is_marked, error_time, error_stream, error = max(errors, default=(False, 0.0, 0, None))
     after = [
         streams[stream][place].text.strip(" │")[:QUOTED]
@@ -80,19 +88,19 @@ def describe_ending(streams, failed):
         if not error
         or (place >= error.end if stream == error_stream else time > error_time + SAME_MOMENT)
     ]
-    # A logged error says more than the other lines that a process prints as it ends.
+    # A line of a log with an error says more than other lines that a process prints as it ends.
     candidates = after[-5:] if failed and not is_marked else []
     records = [text for text in candidates if RECORD.match(text) and RECORD.match(text).group(1)]
     last_line = (records or candidates or [None])[-1]
-    # An exception that the script printed and survived may have been handled.
+    # If the rank succeeded and continued to print, it has handled the exception.
     if error and (failed or not after):
         return error.quote, error.body, last_line
     return None, [], last_line
 
 
 def find_errors(lines):
-    """Return the Errors in the Lines of a stream, without those that only followed from another
-    one, and the indices of other output."""
+    """Return the Errors in the Lines of a stream, without mere consequences of another error, and
+    the indices of lines that are other output."""
     errors, plain, place = [], [], 0
     while place < len(lines):
         begin, header, match, width = place, HEADER.search(lines[place].text), None, 0
@@ -101,7 +109,7 @@ def find_errors(lines):
         is_source = text.startswith("  ") and "Warning: " in text_before
         if not header and not is_source and not FAREWELL.match(text):
             plain.append(begin)
-        # Find the exception: the first line that is not indented, or the one below a box.
+        # Find the exception: the first line that is not indented, or the line below rich's box.
         while header and not match and place < len(lines):
             text, another = lines[place].text, HEADER.search(lines[place].text)
             if header.group("box"):
@@ -118,17 +126,17 @@ def find_errors(lines):
             continue
         error = read_message(lines, begin, place, match.group("quote"), width)
         place = error.end
-        # A log line just before the traceback announces it.
+        # A line of a log just before the traceback announces the error, and is no other output.
         if plain[-1:] == [begin - 1]:
             plain.pop()
         if "Exception ignored " in text_before:
             continue
-        # The error before this one, if the script printed nothing else between them.
+        # The previous error, if the script printed nothing else between the two errors.
         previous = errors[-1] if errors and errors[-1].end > max([-1, *plain[-1:]]) else None
         if previous and FOLLOWS.match(error.quote) and not FOLLOWS.match(previous.quote):
             errors[-1] = previous._replace(end=error.end)
             continue
-        # Python prints the causes first: they belong to the error that it prints last.
+        # Python prints the cause first, and quotes no other error than the last one.
         if previous and any(line.text.startswith(BETWEEN) for line in lines[previous.end : begin]):
             causes = [*error.body, previous.quote, *previous.body]
             error = error._replace(body=causes[:BODY])
@@ -137,10 +145,10 @@ def find_errors(lines):
 
 
 def read_message(lines, begin, place, quote, width):
-    """Return the Error whose exception, `quote`, is the line before `place`. `width`: columns of
-    rich's box above it, 0 if there is none."""
-    # Add the lines with which the message continues. rich breaks a line before a word that would
-    # not fit, and within a word that is longer than a line.
+    """Return the Error whose exception, `quote`, is in the line before `place`. `width`: columns of
+    rich's box above the exception, 0 without a box."""
+    # Add the lines with which the message continues. rich breaks a line before a word that does not
+    # fit, and within a word that is longer than a line.
     quote_line, text_before, body = lines[place - 1], quote, []
     while place < len(lines) and len(body) < BODY and not GROUP.match(quote):
         line = lines[place]
@@ -158,7 +166,7 @@ def read_message(lines, begin, place, quote, width):
         place += 1
     if quote.endswith(":") and body:
         quote += " " + body[0].strip()
-    # Name the first exception of a group, and pass over the others.
+    # Of a group, add the first exception to the quote, and skip the other exceptions.
     texts, is_group = [], GROUP.match(quote)
     while is_group and place < len(lines) and lines[place].text.lstrip()[:1] in "|+│╭╰":
         texts.append(lines[place].text.rstrip(" │"))

@@ -1,6 +1,9 @@
-"""The guard: one event loop that starts launch, passes on its output and ends everything in time.
+"""Runs one attempt on one node. The guard is an event loop that starts launch
+(torch.distributed.run), sends the output of the workers to the control node, and ends all processes
+in time. start.py calls `serve`. docs/guard-protocol.md defines the frames and the orders.
 
-Single-threaded on purpose: a child gets its death signal when the thread that forked it ends.
+The guard has one thread on purpose: a child gets its death signal when the thread that forked it
+ends. No call in the loop waits for another process, because the lease may end at any time.
 """
 
 import enum
@@ -18,18 +21,19 @@ from launcher.node.idle import Idleness
 from launcher.node.link import BEAT, BadTask, Link, read_task
 from launcher.node.machine import cause_of, identity
 from launcher.node.processes import become_subreaper, end_descendants, reap
-from launcher.node.records import INTERVAL, Recorder, Tail, exit_entry, leftovers
+from launcher.node.records import INTERVAL, Recorder, Tail, exit_entry, list_leftovers
 from launcher.node.stacks import Stacks
 from launcher.node.workers import Output, Workers, describe, start_launch
 
 PROTOCOL = 2
-WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1)  # USR1: the process above has ended
-# Seconds that the workers get when systemd stops the guard, which itself has 4 (TimeoutStopSec).
-MACHINE_STOP = 3.0
+# SIGUSR1 comes when the process above the guard has ended.
+WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1)
+# The workers get this time when systemd stops the guard. The guard itself has 4 s (TimeoutStopSec).
+MACHINE_STOP_SECONDS = 3.0
 
 
 class Stage(enum.Enum):
-    """Names the stages of a guard, which only moves down this list."""
+    """Names the stages of a guard. A guard never returns to a stage above its present one."""
 
     WAITING = "no task yet"
     RUNNING = "launch was started"
@@ -39,41 +43,49 @@ class Stage(enum.Enum):
 
 
 class Guard:
-    """Runs one attempt on one node."""
+    """Runs one attempt. `supervision`: service or wardens (start.py). `fallback_reason`: why the
+    guard is not a service. Times are of the monotonic clock, in seconds."""
 
     def __init__(self, stdin, stdout, supervision, fallback_reason):
         self.link = Link(stdin, stdout)
         self.frames = self.link.frames
         self.supervision, self.fallback_reason = supervision, fallback_reason
-        self.task, self.workers, self.recorder, self.launch = None, None, None, None
-        self.output, self.tail, self.stacks, self.claims = None, None, None, []
-        self.owner, self.owner_sign, self.idleness = None, "", None
-        self.launch_status, self.reason, self.message = None, None, None
-        self.folder, self.scratch, self.scratch_lock = None, None, None
-        self.troubles, self.signals = set(), set()
+        self.selector = selectors.DefaultSelector()
         self.mono_start = time.monotonic()
         self.stage, self.kill_at = Stage.WAITING, None
-        self.traffic, self.meet_by, self.next_look = None, None, 0.0
+        # start_task makes these; without records the last four stay None.
+        self.task, self.workers, self.output, self.launch = None, None, None, None
+        self.folder, self.scratch, self.scratch_lock, self.claims = None, None, None, []
+        self.recorder, self.tail, self.stacks, self.idleness = None, None, None, None
+        # The process that watches for the owner, and the sign that was sent last ("" for none).
+        self.owner, self.owner_sign = None, ""
+        # The connections of the ranks, the time at which all ranks should have met, and the time of
+        # the next check of the connections.
+        self.traffic, self.meet_by, self.next_group_check = None, None, 0.0
+        # Launch's wait status, and the reason and the message of the exit frame.
+        self.launch_status, self.reason, self.message = None, None, None
+        # The subjects of reported problems, and the signals since the last turn of the loop.
+        self.troubles, self.signals = set(), set()
         self.next_beat = self.next_record = self.mono_start
-        self.selector = selectors.DefaultSelector()
 
     # ---- the loop ----
 
     def run(self):
-        """Run the loop until all is over. Returns the guard's exit code."""
+        """Run the loop until the attempt is over, and end all processes. Returns the exit code."""
         self.register_wakeups()
         self.frames.send(
             "hello", protocol=PROTOCOL, way=self.supervision, why=self.fallback_reason, **identity()
         )
         while self.stage is not Stage.DONE:
-            # Wait for room in stdout only while frames wait: an idle pipe is always writable.
+            # Wake up for a writable stdout only while frames wait: an idle pipe is always writable.
             is_registered = self.frames.fd in self.selector.get_map()
             if self.frames.pending and not is_registered:
                 self.selector.register(self.frames.fd, selectors.EVENT_WRITE)
             elif is_registered and not self.frames.pending:
                 self.selector.unregister(self.frames.fd)
             self.selector.select(self.seconds_to_wait())
-            # Before anything is read: orders that waited while this machine slept renew nothing.
+            # The lease is checked before the orders are read: orders that waited in the pipe while
+            # this machine slept must not renew the lease.
             if self.link.seconds_left() < 0:
                 silence = "nothing was heard from the control node for {:.0f} s"
                 self.leave_loop("lease", silence.format(self.link.lease))
@@ -86,7 +98,8 @@ class Guard:
 
     def register_wakeups(self):
         """Let orders and signals wake the loop."""
-        # A signal writes into this pipe: select() would otherwise resume after the handler.
+        # Each signal writes a byte into this pipe. Without the pipe, select() would continue to
+        # wait after the signal's handler.
         self.wake_reader, self.wake_writer = os.pipe()
         for fd in (self.wake_reader, self.wake_writer):
             os.set_blocking(fd, False)
@@ -94,7 +107,7 @@ class Guard:
         for number in WATCHED:
             signal.signal(number, lambda received, _frame: self.signals.add(received))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
-        # Only the control side ends a run: a terminal's signals must not.
+        # Only the control node ends a run: the signals of a terminal must not.
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         self.selector.register(self.wake_reader, selectors.EVENT_READ)
@@ -112,7 +125,7 @@ class Guard:
         return max(0.0, min([self.link.seconds_left(), *seconds]))
 
     def read_orders(self):
-        """Carry out the orders that have come from the control side."""
+        """Carry out the orders that have come from the control node."""
         for order in self.link.read_orders():
             kind = order.get("type")
             if self.stage is Stage.WAITING and kind == "start":
@@ -134,37 +147,39 @@ class Guard:
         if signal.SIGUSR1 in self.signals:
             self.leave_loop("guard", "one of the guard's wardens was killed")
         if signal.SIGTERM in self.signals:
-            self.stop_workers("guard", MACHINE_STOP)
+            self.stop_workers("guard", MACHINE_STOP_SECONDS)
         self.signals.clear()
         statuses = reap()
         self.note_launch_end(statuses)
         if self.output is not None and self.stage is not Stage.DONE:
             self.output.poll()
             # A worker whose supervisor was killed becomes a child of the guard. Launch takes
-            # seconds to notice that; if launch was killed itself, its own end says why.
+            # seconds to notice that. If launch itself has ended, its end is the reason instead.
             for worker in self.workers.running() if self.launch_status is None else []:
                 if worker.pid in statuses:
                     worker.status = statuses[worker.pid]
                     self.report_worker_end(worker)
         if self.launch_status is not None:
             if self.stage is not Stage.DONE:
-                # Launch ends after its workers: their reports have arrived and say why.
+                # Launch ends after its workers, so the supervisors' reports have arrived. Read
+                # them first: the first failure of a worker gives the reason.
                 self.output.pass_on()
+            # A success counts only if the ranks met. Ranks of a short run may have met between two
+            # looks, so their success stays one, with a warning.
             warning = self.isolation_warning(1 / 6) if self.launch_status == 0 else None
             success = "alone" if warning and time.monotonic() >= self.meet_by else "finished"
             if warning and success == "finished":
-                # A short run may have met between two looks, so this is no failure.
                 self.report_trouble("group", warning)
             reason = success if self.launch_status == 0 else "failed"
             self.leave_loop(self.reason or reason, warning)
 
     def note_launch_end(self, statuses):
-        """Note launch's exit status if it is among the `statuses` (by pid)."""
+        """Note launch's wait status if launch is among the ended processes `statuses` (by pid)."""
         if self.launch is not None and self.launch.pid in statuses:
             self.launch_status = self.launch.returncode = statuses[self.launch.pid]
 
     def do_due_work(self):
-        """Send, record and end what is due by the clock."""
+        """Send the beat, write the records and end the grace period, each when it is due."""
         now = time.monotonic()
         self.frames.flush()
         if now >= self.next_beat:
@@ -178,7 +193,8 @@ class Guard:
             self.recorder.tick()
             self.record_stacks(now)
             self.tail.send(self.frames)
-            # In step with the clock; but a loop that was late does not make up for missed lines.
+            # Each line is due an interval after the line before was due, so that delays do not add
+            # up. A loop that was late by more than that omits the missed lines.
             self.next_record = max(self.next_record + INTERVAL, now)
         if self.kill_at is not None and now >= self.kill_at:
             self.leave_loop(self.reason)
@@ -186,30 +202,30 @@ class Guard:
     # ---- starting ----
 
     def start_task(self, order):
-        """Claim the machine and start launch and the recorder; leave the loop if that fails."""
+        """Claim the machine, and start launch and the recorder. Leaves the loop if that fails."""
         try:
             self.task = read_task(order)
             self.link.lease = self.task.lease
-            # The first claim shows the run to others. The second keeps other runs from the machine.
+            # The first claim shows the run to other users. The second keeps other runs away.
             self.claims.append(machine_lock.claim(self.task.run, self.task.holder))
             if not self.task.shared:
                 self.claims.append(machine_lock.claim_alone(self.task.run))
             self.folder = pathlib.Path(self.task.output).absolute() / "nodes" / self.task.host
             self.workers = Workers(self.task.ranks)
             self.output = Output(self.workers, self.link, self.selector, self.report_worker_end)
-            # The run starts although a full disk takes no folder for the node's files.
+            # The run starts even if a full disk takes no folder for the node's files.
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 self.report_trouble("output folder", cause_of(error))
             self.scratch, self.scratch_lock = make_scratch()
             if self.task.measured:
-                # Rank 0 reads the file and tells the others, so that all decide by the same facts.
+                # Rank 0 reads this file and sends it to all ranks, so that all decide alike.
                 file = pathlib.Path(self.scratch, "measured.json")
                 file.write_text(json.dumps(self.task.measured), encoding="utf-8")
                 self.task.env["TANDEM_MEASURED"] = str(file)
             self.launch = start_launch(self.task, self.workers, self.mono_start, self.scratch)
-            # After launch: the recorder takes a moment, in which launch starts already.
+            # The recorder takes a moment to start, so launch is started first.
             if self.task.record and self.folder.is_dir():
                 self.recorder = Recorder(
                     self.task, self.folder, self.report_trouble, self.workers.pids
@@ -237,7 +253,7 @@ class Guard:
     def record_stacks(self, now):
         """Record the stacks of ranks that have been silent for long."""
         try:
-            # Of all ranks once one has failed: a rank that continues may be why it did.
+            # After a failure all ranks are asked: a rank that continues may have caused it.
             line = self.stacks.look(now, self.stage is Stage.FAILING)
         except OSError as error:
             self.report_trouble("stacks", cause_of(error))
@@ -246,29 +262,32 @@ class Guard:
             self.recorder.write(line)
 
     def find_last_activity(self):
-        """Map each rank that lives to (pid, when it was last active, its counted sums). A rank is
-        active when it ends a step or enters a sum, or prints something if it records neither; by
-        the monotonic clock, in seconds."""
+        """Return {rank: (pid, when it was last active, its counted sums)} of the ranks that live. A
+        rank is active when it ends a step or enters a sum. A rank that records neither is active
+        when it prints."""
         activity = {}
         for worker in self.workers.running():
             sums = worker.read_sums()
             name = records.steps(worker.rank, self.task.attempt)
-            moment = max(self.tail.step_times.get(name, 0.0), sums.get("newest", 0) / 1e9)
-            moment = moment or self.workers.last_output(worker)
-            activity[worker.rank] = (worker.pid, moment, sums)
+            last_active = max(self.tail.step_times.get(name, 0.0), sums.get("newest", 0) / 1e9)
+            if not last_active:
+                reads = [stream.last_read for stream in worker.streams if stream.last_read]
+                last_active = max([worker.start_time, *reads])
+            activity[worker.rank] = (worker.pid, last_active, sums)
         return activity
 
     def check_owner(self):
-        """Report at once when somebody begins to use this machine, or leaves it."""
+        """Send a frame when somebody begins to use this machine, or stops using it."""
         if self.owner is None:
             return
+        # The process prints a sign, or an empty line, whenever that changes: the last line counts.
         signs = self.owner.lines()
         if signs and signs[-1] != self.owner_sign:
             self.owner_sign = signs[-1]
             self.frames.send("owner", sign=self.owner_sign or None)
-        if not self.owner.over:
+        if not self.owner.has_ended:
             return
-        # The process that watches has ended: start it again, once.
+        # The process has ended. Start another one, but only once.
         self.owner.stop()
         self.owner = None
         if "owner" not in self.troubles:
@@ -282,7 +301,7 @@ class Guard:
                 cause = cause_of(error)
         else:
             cause = "it ended twice"
-        # A machine that nothing watches counts as in use: its owner may be back.
+        # A machine that no process watches counts as in use, because its owner may be back.
         self.report_trouble("owner's sign", "nobody can look whether its owner is back: " + cause)
         self.owner_sign = self.task.owner_signs[0]
         self.frames.send("owner", sign=self.owner_sign)
@@ -299,21 +318,22 @@ class Guard:
             self.frames.send("trouble", what=subject, message=message)
 
     def check_group(self):
-        """Note which ranks meet the others, and whether they send them anything: a script may never
-        ask for a process group, or go round its sums."""
+        """Report ranks that train apart. A script that makes no process group connects them to no
+        other rank. A script that avoids DDP's sums sends no gradients."""
         now = time.monotonic()
-        if self.traffic is None or now < self.next_look:
+        if self.traffic is None or now < self.next_group_check:
             return
         try:
             self.traffic.look(self.workers.pids())
-        except OSError:  # this kernel does not say who is connected to whom
+        except OSError:  # this kernel has no socket diagnostics
             self.traffic = None
             return
-        # Once all ranks have met, only their traffic remains to be watched. A look takes time, so
-        # it is rarer then, and ends when gradients flow.
+        # Once all ranks have met, only their traffic matters, until gradients flow. A look at all
+        # sockets takes time, so the checks become rare, and then end.
         if not self.unmet_ranks():
             is_summing = self.traffic.total()[0] > sockets.SENT_MOST
-            self.next_look = now + (float("inf") if is_summing else self.task.meet_within / 6)
+            pause = float("inf") if is_summing else self.task.meet_within / 6
+            self.next_group_check = now + pause
         signs, warning = {}, self.isolation_warning(1)
         if warning:
             signs["alone"] = self.unmet_ranks()
@@ -332,16 +352,16 @@ class Guard:
             self.recorder.sampler.signs = signs
 
     def unmet_ranks(self):
-        """Return the ranks that have met no other rank; [] if this kernel does not say."""
+        """Return the ranks that have connected to no other rank; [] if the kernel does not say."""
         met = self.traffic.met if self.traffic is not None else set(self.task.ranks)
         return [rank for rank in self.task.ranks if rank not in met]
 
-    def isolation_warning(self, part):
-        """Return a warning that names the ranks that have met no other, once this part of the time
-        to meet is over; None before, or if all have met."""
+    def isolation_warning(self, fraction):
+        """Return a warning with the ranks that have connected to no other rank, if this fraction of
+        `meet_within` is over. Returns None before, and if all ranks have met."""
         unmet, allowed = self.unmet_ranks(), self.task.meet_within
         seconds = min(allowed, time.monotonic() - self.meet_by + allowed)
-        if not unmet or seconds < part * allowed:
+        if not unmet or seconds < fraction * allowed:
             return None
         text = "{} connected to no other rank within {:.0f} s: a script that never calls "
         text += "torch.distributed.init_process_group, or starts its own ranks, trains separately "
@@ -352,7 +372,7 @@ class Guard:
     def report_worker_end(self, worker):
         """Report a worker's end. The first failure starts the clock for the other workers."""
         failed = worker.status != 0
-        self.workers.describe_ending(worker)
+        worker.describe_ending()
         worker.is_first_failure = failed and self.stage is Stage.RUNNING
         self.frames.send("worker_exit", **describe(worker))
         if not failed and self.recorder is not None:
@@ -365,7 +385,7 @@ class Guard:
 
     def stop_workers(self, reason, grace):
         """Ask the workers to save and exit; end them when `grace` seconds are over."""
-        # Asking again gives no more time. After a failure the other workers may still save.
+        # A second order gives no more time. After a failure the other workers may still save.
         if self.stage in (Stage.STOPPING, Stage.DONE):
             return
         self.reason, self.stage = self.reason or reason, Stage.STOPPING
@@ -382,7 +402,7 @@ class Guard:
                 continue
 
     def leave_loop(self, reason, message=None):
-        """Let the loop end, for `reason` unless there is an earlier one; finish() comes next."""
+        """Let the loop end, for `reason` unless there is an earlier reason. Then finish() runs."""
         if self.stage is not Stage.DONE:
             self.reason = self.reason or reason
             self.message = message
@@ -392,12 +412,13 @@ class Guard:
         """End all processes, write the last records and send the last frames."""
         if self.owner is not None:
             self.owner.stop()
-        # nvidia-smi is spared: the last sample still needs it, and the recorder ends it.
-        spared = self.recorder.helper_pids() if self.recorder is not None else []
+        # nvidia-smi stays: the last sample still needs it, and then the recorder ends it.
+        nvidia_smi = self.recorder.sampler.gpus.process if self.recorder is not None else None
+        spared = [nvidia_smi.process.pid] if nvidia_smi is not None else []
         commands, hanging, statuses = end_descendants(spared)
         self.note_launch_end(statuses)
         if self.output is not None:
-            # All writers are dead, so what is in the pipes now is the end of the output.
+            # All writers are dead, so the pipes contain the end of the output.
             self.output.pass_on()
             while self.frames.is_full and self.link.can_deliver():
                 self.link.wait_for_reader()
@@ -409,11 +430,11 @@ class Guard:
             self.tail.send_end(self.frames)
         if hanging:
             self.message = "processes hang in the kernel and cannot be ended: {}".format(hanging)
-        processes = leftovers(commands, hanging)
+        processes = list_leftovers(commands, hanging)
         self.frames.send(
             "exit", reason=self.reason, message=self.message, **dict(entry, **processes)
         )
-        # The frames that wait are delivered for as long as the control side shows that it lives.
+        # Deliver the frames that wait, for as long as the control node renews the lease.
         while self.link.can_deliver():
             self.link.wait_for_reader()
         if self.scratch is not None:

@@ -1,5 +1,6 @@
-"""The control side as the guard sees it: its task, its orders as JSON Lines, the lease that they
-renew, and the frames that it gets (docs/guard-protocol.md)."""
+"""Connects the guard to the control node (docs/guard-protocol.md): reads the task and the orders,
+which are JSON Lines, holds the lease that each order renews, and writes the frames. No call blocks,
+except `wait_for_reader`."""
 
 import collections
 import json
@@ -10,36 +11,35 @@ import types
 
 from launcher.node.machine import boottime
 
-TEXT = 4000  # characters of a field: the control side accepts 4096, and 1 MiB per frame
-PATIENCE = 1.0  # seconds between two looks at a reader that takes nothing
-BACKLOG = 16 << 20  # bytes kept for a slow reader: 10,000 lines a second for as long as a lease
-LEASE, BEAT = 16.0, 1.0  # seconds
+TEXT = 4000  # characters of a field: the control node accepts 4096, and 1 MiB per frame
+PATIENCE = 1.0  # seconds that one call waits for a slow reader
+BACKLOG = 16 << 20  # bytes for a slow reader: 10,000 lines a second for as long as a lease
+LEASE, BEAT = 16.0, 1.0  # seconds; see FIELDS
 NEEDED = object()  # marks a field that has no default
-# {field: (its type, its default)}
+# {field of a task: (type, default)}
 FIELDS = {
     "run": (str, NEEDED),
     "attempt": (int, NEEDED),
     "host": (str, NEEDED),
     "ranks": (list, NEEDED),  # global ranks of this node; the index is the local rank
     "argv": (list, NEEDED),
-    "env": (dict, {}),  # the whole environment, besides what the guard adds
+    "env": (dict, {}),  # the whole environment, to which the guard adds some variables
     "cwd": (str, "."),  # where launch starts
     "output": (str, NEEDED),  # the run directory on this node
-    "data": (str, ""),  # where the images are; "" when unknown
+    "data": (str, ""),  # the folder of the images; "" if unknown
     "lease": (float, LEASE),  # seconds of silence on stdin that end the run
     "beat": (float, BEAT),  # seconds between two `beat` frames
-    "fail_grace": (float, 2.0),  # seconds the node's other workers get after the first failure
+    "fail_grace": (float, 2.0),  # seconds of the node's other workers after the first failure
     "record": (bool, True),  # whether to record the machine, and to send records
-    "holder": (str, "somebody"),  # who started the run, for others who ask
-    "interface": (str, ""),  # whose counters are recorded; "": that of the default route
+    "holder": (str, "somebody"),  # the person who started the run, for other users
+    "interface": (str, ""),  # to record its counters; "": the interface of the default route
     "shared": (bool, False),  # start although another run has the machine
-    "peers": (list, []),  # addresses of ranks, with which each is to connect; []: nobody looks
-    "meet_within": (float, 60.0),  # seconds, after which `trouble` names ranks that have not
-    # seconds of a rank's silence, after which it is asked for its stack
-    "ask_after": (float, 20.0),
-    "owner_signs": (list, []),  # of somebody's use of the machine (SIGNS in machines/owned.py)
-    "measured": (dict, {}),  # what the ranks decide by when they start; {}: nothing
-    "away_dir": (str, ""),  # any file there is an owner's no (docs/office.md)
+    "peers": (list, []),  # addresses of the run's machines; []: do not watch the connections
+    "meet_within": (float, 60.0),  # seconds in which each rank has to connect to another rank
+    "ask_after": (float, 20.0),  # seconds of silence after which a rank is asked for its stack
+    "owner_signs": (list, []),  # signs that somebody uses the machine (SIGNS in machines/owned.py)
+    "measured": (dict, {}),  # Measurements of contract/decisions.py, for the ranks
+    "away_dir": (str, ""),  # a file in this folder is an owner's opt-out (docs/office.md)
 }
 
 
@@ -54,12 +54,12 @@ def read_task(line):
         name: default if fields[name] is None else fields[name]
         for name, (_, default) in FIELDS.items()
     }
-    # The launcher sends its own guard along, so a task that does not fit is a defect.
+    # The launcher also sends this guard's code, so a task that does not fit is a defect.
     missing = [name for name, value in values.items() if value is NEEDED]
     if line.get("type") != "start" or missing:
         raise BadTask("the task for the guard lacks {}".format(", ".join(missing) or "its type"))
     for name, (kind, _) in FIELDS.items():
-        # JSON has one type of number: 16 may stand for 16.0.
+        # JSON has only one type of number, so 16.0 may arrive as 16.
         if kind is float and isinstance(values[name], int):
             values[name] = float(values[name])
         if not isinstance(values[name], kind):
@@ -105,7 +105,7 @@ class FrameWriter:
                 written = os.write(self.fd, frame)
                 self.size -= written
                 self.pending.popleft()
-                # A pipe may take a part of a frame; the rest of it has to go first.
+                # A pipe may take a part of a frame. The remaining part must be the next to go.
                 if written < len(frame):
                     self.pending.appendleft(frame[written:])
         except BlockingIOError:
@@ -116,7 +116,7 @@ class FrameWriter:
 
     @property
     def is_full(self):
-        """True when the reader is so far behind that workers have to wait with their output."""
+        """Whether the reader is so slow that workers have to wait with their output."""
         return self.size > BACKLOG
 
 
@@ -130,7 +130,7 @@ class LineReader:
         self.is_closed = False
 
     def lines(self):
-        """Return the objects that are complete by now. Other lines are dropped."""
+        """Return the objects whose lines are complete. Drops lines that are not JSON objects."""
         while not self.is_closed:
             try:
                 chunk = os.read(self.fd, 1 << 16)
@@ -140,13 +140,13 @@ class LineReader:
                 chunk = b""
             self.is_closed = not chunk
             self.partial += chunk
-        # The rest may be half an order, which is carried out when it is complete, or never.
+        # The bytes after the last newline may be half an order, so they wait for its end.
         complete, _, self.partial = self.partial.rpartition(b"\n")
         return [item for item in map(parse, complete.split(b"\n")) if isinstance(item, dict)]
 
 
 def parse(line):
-    """Parse one line of JSON; return None if it is none."""
+    """Parse a line of JSON. Returns None for any other line."""
     try:
         return json.loads(line.decode())
     except ValueError:
@@ -159,11 +159,11 @@ class Link:
     def __init__(self, stdin, stdout):
         self.frames, self.orders = FrameWriter(stdout), LineReader(stdin)
         self.lease = LEASE
-        # A clock that counts sleep, too: a machine that slept must not go on with an old lease.
+        # This clock also counts sleep: a machine that slept must not continue with an old lease.
         self.renewed = boottime()
 
     def seconds_left(self):
-        """Return the seconds until the lease ends; below 0 when it has ended."""
+        """Return the seconds until the lease ends; negative if the lease has ended."""
         return self.renewed + self.lease - boottime()
 
     def read_orders(self):
@@ -175,7 +175,7 @@ class Link:
 
     @property
     def is_lost(self):
-        """True when the connection has ended."""
+        """Whether the connection has ended."""
         return self.orders.is_closed or self.frames.is_broken
 
     def can_deliver(self):
@@ -183,7 +183,7 @@ class Link:
         return bool(self.frames.pending) and self.seconds_left() >= 0 and not self.orders.is_closed
 
     def wait_for_reader(self):
-        """Give a slow reader time to take some more."""
+        """Wait up to PATIENCE for a slow reader, and write more frames."""
         select.select([], [self.frames.fd], [], PATIENCE)
         self.read_orders()
         self.frames.flush()

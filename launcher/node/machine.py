@@ -1,5 +1,5 @@
-"""Describes the guard's machine, words its errors, and hashes trees of files, by which the control
-machine knows whether a node holds the same tree."""
+"""Describes the guard's machine and its errors, and hashes trees of files. By the hash the control
+node knows whether this node has the same tree."""
 
 import hashlib
 import json
@@ -11,10 +11,10 @@ import time
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 IN_JOB = "TANDEM_IN_JOB"  # in the environment of a guard that Slurm started
-# Printed at most once a second while a data set is read: after each the control node waits 30 s
-# more. The first reading of a million files takes minutes on a disk.
+# A line that is printed at most once a second while a data set is read. After each line the control
+# node waits 30 s more, because the first reading of a million files takes minutes on a disk.
 PULSE = " " * 63 + "\n"
-BOOTTIME = getattr(time, "CLOCK_BOOTTIME", 7)  # has a name since Python 3.7; counts sleep, too
+BOOTTIME = getattr(time, "CLOCK_BOOTTIME", 7)  # a clock that counts sleep; named since Python 3.7
 
 
 class Pulse:
@@ -24,6 +24,7 @@ class Pulse:
         self.last_beat = time.monotonic()
 
     def beat(self):
+        """Print PULSE, unless the last one is less than a second ago."""
         if time.monotonic() > self.last_beat + 1:
             self.last_beat = time.monotonic()
             print(PULSE, end="", flush=True)
@@ -51,7 +52,7 @@ def disk_free(folder):
 
 
 def cause_of(error):
-    """Return an error as one sentence."""
+    """Return the text of an error for people."""
     if isinstance(error, OSError) and error.strerror:
         prefix = "{}: ".format(error.filename) if error.filename else ""
         return prefix + error.strerror
@@ -76,21 +77,21 @@ def tree_sha256(root, names=None):
     """
     if not root.is_dir():
         return None
-    # Python may have written caches there since the tree was made.
+    # Python may have written caches into the tree since the tree was made.
     if names is None:
         files = [path for path in root.rglob("*") if path.is_file()]
         names = [str(path.relative_to(root)) for path in files if "__pycache__" not in path.parts]
     total = hashlib.sha256()
     for name in sorted(names):
         path = root / name
-        mode = "x" if path.stat().st_mode & 0o100 else "-"  # which a mount without exec keeps
+        mode = "x" if path.stat().st_mode & 0o100 else "-"
         total.update("{}\0{}\0{}\n".format(name, mode, file_sha256(path)).encode())
     return total.hexdigest()
 
 
 def file_sha256(path):
     """Return the SHA-256 of a file's contents, in hex. Raises OSError."""
-    # A file may be larger than memory.
+    # A file may be larger than memory, so it is read in pieces.
     contents = hashlib.sha256()
     with path.open("rb") as file:
         for piece in iter(lambda: file.read(1 << 20), b""):
@@ -99,6 +100,6 @@ def file_sha256(path):
 
 
 def show(mark, folder):
-    """Print the hash of a folder's tree ("" if there is none) after `mark`, by which the control
-    machine finds it among other output."""
+    """Print the hash of a folder's tree ("" without a folder) after `mark`, by which the control
+    node finds the hash among other output."""
     print(mark + json.dumps(tree_sha256(pathlib.Path(folder)) or ""))

@@ -1,5 +1,6 @@
-"""Shows every user of a machine who trains there, by names that the kernel releases when their
-process ends."""
+"""Claims a machine for a run, and shows the claim to all users of the machine. A claim is the
+abstract name of a socket, which the kernel releases when the guard's process ends. The guard
+claims, and probe.py lists the claims."""
 
 import errno
 import itertools
@@ -14,10 +15,10 @@ import time
 from launcher.node.machine import boottime
 from launcher.node.processes import TICK, stat_of
 
-LONGEST = 107  # bytes of a name, the leading NUL apart
-ALONE = "\0tandem-alone"
-MOST_RUNS = 100  # listed in an answer; any user may claim any number
-# A name has no listener between bind() and listen() of its owner.
+LONGEST = 107  # bytes of a name, without the leading NUL
+ALONE = "\0tandem-alone"  # the name that only one guard on a machine can have
+MOST_RUNS = 100  # in an answer: any user may make any number of claims
+# The holder of ALONE accepts no connection between its bind() and listen(), so try again.
 TRIES, PAUSE_SECONDS = 100, 0.01
 
 
@@ -26,10 +27,8 @@ class InUse(Exception):
 
 
 def claim(run, holder):
-    """Return a socket whose abstract name has the run and its holder while this process lives.
-
-    /proc/net/unix shows the name to every user of the machine, and the launcher's probe reads it.
-    """
+    """Return a socket whose abstract name, tandem/PID/RUN/HOLDER, exists while this process lives.
+    /proc/net/unix shows this name to every user of the machine."""
     name = "/".join(["tandem", str(os.getpid()), plain(run), plain(holder)])
     mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     mark.bind("\0" + name[:LONGEST])
@@ -37,15 +36,16 @@ def claim(run, holder):
 
 
 def claims():
-    """Return the runs whose guards live on this machine, a dictionary each, by their claims."""
+    """Return a dictionary for each run whose guard lives on this machine."""
+    # `0000000000000000: 00000002 00000000 00000000 0002 01 32094 @tandem/4711/RUN/HOLDER`. Any user
+    # may take any name, of any bytes, so only names of this form count.
     names = pathlib.Path("/proc/net/unix").read_text(errors="replace")
-    # Every user of the machine may take any name, of any bytes: only names of this form count.
     word = r"/([\w@.+-]+)"
     matches = re.finditer(r" @tandem/(\d{1,9})" + word + word + "$", names, re.ASCII | re.MULTILINE)
     runs = []
     for match in itertools.islice(matches, MOST_RUNS):
         pid, run, holder = match.groups()
-        # The run is as old as its guard. An age that is unknown is 0.
+        # The run is as old as its guard, and 0 seconds old if the guard's start is unknown.
         stat = stat_of(pid)
         age = boottime() - int(stat.start) * TICK if stat is not None else 0
         runs.append({"pid": int(pid), "run": run, "holder": holder, "seconds": max(0, int(age))})
@@ -53,15 +53,16 @@ def claims():
 
 
 def plain(word):
+    """Replace characters that may not be in a word of a claim."""
     return re.sub(r"[^\w@.+-]", "-", word, flags=re.ASCII)
 
 
 def claim_alone(run):
-    """Return the socket that only one guard on a machine can have; None if another guard of this
-    run has it. Raises InUse if another run has it.
+    """Return a socket with the name ALONE, or None if another guard of this run has that name.
+    Raises InUse if another run has it.
 
-    Two launchers that look in the same second both find the machine free, and the kernel lets only
-    one of them have the name.
+    Two launchers that probe a machine in the same second both find the machine free. But the kernel
+    gives the name to only one guard.
     """
     for _ in range(TRIES):
         mark = bind_alone()
@@ -69,13 +70,13 @@ def claim_alone(run):
             return mark
         try:
             user, holder_run, holder = find_holder()
-        except ConnectionRefusedError:  # the holder begins or ends this very moment
+        except ConnectionRefusedError:  # the holder begins or ends at this moment
             time.sleep(PAUSE_SECONDS)
             continue
         except BlockingIOError:  # a full queue: the holder is not a guard, or is frozen
             break
-        # Any local user may take the name and claim anything: that this run already has the machine
-        # is believed only of a process of the run's user.
+        # Any user may take the name and make any claim. So the holder's claim to belong to this run
+        # counts only if the holder's user is the run's user.
         if user != os.getuid():
             try:
                 user_name = pwd.getpwuid(user).pw_name
@@ -89,7 +90,7 @@ def claim_alone(run):
 
 
 def bind_alone():
-    """Return the socket with the name; None if another process has it. Raises OSError."""
+    """Return a socket with the name ALONE; None if another process has it. Raises OSError."""
     mark = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         mark.bind(ALONE)
@@ -98,16 +99,16 @@ def bind_alone():
         if error.errno != errno.EADDRINUSE:
             raise
         return None
-    # No connection is ever accepted: one that waits can already ask for its peer's pid.
+    # No connection is ever accepted: a client that waits can already ask for the holder's pid.
     mark.listen(socket.SOMAXCONN)
     return mark
 
 
 def find_holder():
-    """Return (user id, run, holder) of the process that has the machine. Raises
-    ConnectionRefusedError, and BlockingIOError if it accepts no connection now."""
+    """Return (user id, run, holder) of the process with the name ALONE. Raises
+    ConnectionRefusedError, and BlockingIOError if its queue of connections is full."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.setblocking(False)  # the guard must come back to its lease, whoever listens there
+        client.setblocking(False)  # no listener may keep the guard from renewing its lease
         client.connect(ALONE)
         size = struct.calcsize("3i")
         answer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)

@@ -1,9 +1,10 @@
-"""Measures the network between machines, for `make plan`.
+"""Measures the network between machines, for `make plan`. launcher/measure.py makes a timetable of
+rounds, and runs this program on each machine with the turns of that machine.
 
-Each machine runs this with its rows of one timetable. In each round a machine measures with one
-partner or rests, so no two measurements share a cable. A client waits until its partner has reached
+In each round a machine measures with one partner or rests, so no two measurements share a cable.
+The client of a pair measures, and its partner serves. A client waits until its partner has reached
 the round, which keeps the machines in step. In a round `ring` all machines send at once, each to
-the next, as in an all-reduce. Standard library only, Python >= 3.6.
+the next machine, as in an all-reduce. Standard library only, Python >= 3.6.
 """
 
 import hmac
@@ -18,32 +19,37 @@ import threading
 import time
 from pathlib import Path
 
-CHUNK = 1 << 20
-LINE = 4096  # bytes of a request or an answer
-WAITING = 32  # connections whose request may still come; beyond these the oldest is closed
-# Seconds at the start of a stream that do not count (slow start, a shaper's burst), unless the plan
-# has others (`settle`).
-SETTLE = 0.25
+CHUNK = 1 << 20  # bytes of one send or one receive
+LINE_BYTES = 4096  # at most, of a request or an answer
+# Connections that have not sent their request yet. If there are more, the oldest one is closed.
+MOST_WAITING = 32
+# The first seconds of a stream do not count: slow start, and a rate limit that allows a burst. The
+# plan's `settle` may replace this value.
+SETTLE_SECONDS = 0.25
 PINGS = 300
-# Seconds for a partner that has answered once. Until then it has the plan's `patience`.
-TIMEOUT = 30.0
-IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = 10, 3  # linux/in.h: set DF, and keep the size as it is
-IP_MTU = 14  # linux/in.h: the MTU of the route to the peer
+# The time for each answer of a partner that has answered once. For the first answer a partner has
+# the plan's `patience`, because it may still be in an earlier round.
+TIMEOUT_SECONDS = 30.0
+# Options of a socket in linux/in.h: set DF (do not fragment), and keep the size of datagrams; and
+# the MTU of the route to the peer.
+IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = 10, 3
+IP_MTU = 14
 HEADERS = 28  # bytes of the IPv4 and UDP headers
 
 
 def extend_line(connection, line):
-    """Return `line` with what has arrived of it, up to its end; later bytes stay in the socket.
-    Raises OSError at the end of the stream, and for a line that is too long."""
-    peeked = connection.recv(LINE, socket.MSG_PEEK)
+    """Add the bytes that have arrived, up to the end of the line, to `line`, and return the result.
+    Later bytes stay in the socket. Raises OSError at the stream's end, and for too long a line."""
+    peeked = connection.recv(LINE_BYTES, socket.MSG_PEEK)
+    # Without a line's end, all bytes belong to the line. At the stream's end, recv(1) returns b"".
     line += connection.recv(peeked.find(b"\n") + 1 or len(peeked) or 1)
-    if not peeked or len(line) > LINE:
+    if not peeked or len(line) > LINE_BYTES:
         raise OSError("the partner hung up")
     return line
 
 
 def parse(line):
-    """Parse a JSON object; return {} if the line is none."""
+    """Parse a JSON object. Returns {} for any other line."""
     try:
         value = json.loads(line.decode())
     except (ValueError, RecursionError):
@@ -53,7 +59,7 @@ def parse(line):
 
 def read_line(connection):
     """Read and parse the partner's answer. Raises OSError."""
-    # The whole line has one timeout: a partner that sends it byte by byte gets no more time.
+    # The timeout is for the whole line: a partner that sends single bytes gets no more time.
     line, end = b"", time.monotonic() + connection.gettimeout()
     while not line.endswith(b"\n"):
         if time.monotonic() > end:
@@ -67,8 +73,9 @@ def send_line(connection, value):
 
 
 def send_for(connection, plan, seconds):
-    """Send as fast as the link allows for this many seconds, after those that do not count."""
-    block, end = bytes(CHUNK), time.monotonic() + seconds + plan.get("settle", SETTLE)
+    """Send as fast as the link allows, for the seconds that do not count and then for `seconds`."""
+    settle = plan.get("settle", SETTLE_SECONDS)
+    block, end = bytes(CHUNK), time.monotonic() + settle + seconds
     while time.monotonic() < end:
         connection.sendall(block)
     connection.shutdown(socket.SHUT_WR)
@@ -76,9 +83,10 @@ def send_for(connection, plan, seconds):
 
 def receive_rate(connection, plan):
     """Return the Mbit/s of payload that arrive until the stream ends. Raises OSError."""
-    buffer, settle = bytearray(CHUNK), plan.get("settle", SETTLE)
+    buffer, settle = bytearray(CHUNK), plan.get("settle", SETTLE_SECONDS)
     start = counted_from = counted_to = None
     total = 0
+    # The first chunk after `settle` starts the clock. The bytes of later chunks count.
     while True:
         size = connection.recv_into(buffer)
         now = time.monotonic()
@@ -100,7 +108,7 @@ def receive_rate(connection, plan):
 
 
 class Listener:
-    """Accepts partners. Connections without the token delay nobody."""
+    """Accepts connections of partners, which send the plan's token, and drops other connections."""
 
     def __init__(self, plan):
         self.server, self.token = socket.socket(), plan["token"].encode()
@@ -118,8 +126,8 @@ class Listener:
             connection.close()
 
     def accept(self, end):
-        """Return the next connection from a peer that knows the token, and its request. Raises
-        socket.timeout at the moment `end`."""
+        """Return the next connection whose request has the token, and that request. Raises
+        socket.timeout at the time `end`."""
         while True:
             seconds_left = end - time.monotonic()
             if seconds_left <= 0:
@@ -129,26 +137,26 @@ class Listener:
                 if connection is self.server:
                     self.admit()
                     continue
-                # An earlier one of this turn may have closed it (WAITING).
+                # `admit` may have closed this connection in this loop, because too many waited.
                 request = self.read_request(connection) if connection in self.waiting else None
                 if request:
                     return connection, request
 
     def admit(self):
-        """Accept a connection, whose request may come later."""
+        """Accept a connection, and wait for its request in `waiting`."""
         try:
             connection, _ = self.server.accept()
-        except OSError:  # the peer has hung up already
+        except OSError:  # the peer has closed the connection already
             return
-        connection.settimeout(TIMEOUT)
+        connection.settimeout(TIMEOUT_SECONDS)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.waiting[connection] = b""
-        if len(self.waiting) > WAITING:
+        if len(self.waiting) > MOST_WAITING:
             self.drop(next(iter(self.waiting)))
 
     def read_request(self, connection):
-        """Return a peer's request once it is complete, else None. A connection that sends anything
-        else is closed."""
+        """Return a partner's request if it is complete, else None. Closes a connection that sends
+        anything but a request with the token."""
         try:
             line = self.waiting[connection] = extend_line(connection, self.waiting[connection])
         except OSError:
@@ -159,7 +167,7 @@ class Listener:
         request = parse(line)
         fields = [request.get(name) for name in ("token", "host", "test")]
         are_texts = all(isinstance(field, str) for field in fields)
-        # A stranger, or another run's probe, has another token.
+        # Another token comes from another user, or from the probe of another plan.
         if not are_texts or not hmac.compare_digest(fields[0].encode(errors="replace"), self.token):
             self.drop(connection)
             return None
@@ -174,13 +182,14 @@ class Listener:
 def serve_round(listener, plan, partner, early):
     """Serve one partner until it sends `done`, or `patience` is over.
 
-    early: {host: (connection, request)} of partners of later rounds that connected early and wait.
-    Raises OSError if this partner waits in a later round, too, since it has given up.
+    `early`: {host: (connection, request)} of partners that have reached a later round, and wait.
+    Raises OSError if this partner is one of them: then it has given up this round.
     """
     end = time.monotonic() + plan["patience"]
     while True:
         connection, request = early.pop(partner, None) or listener.accept(end)
         test = request["test"]
+        # The requests of a pair's round. The only other request is `ring`, whose round is later.
         is_later = test not in ("latency", "receive", "send", "mtu", "done")
         if is_later or request["host"] != partner:
             early[request["host"]] = connection, request
@@ -190,9 +199,10 @@ def serve_round(listener, plan, partner, early):
         with connection:
             if test == "done":
                 return
-            if test == "mtu":  # which answers once its socket can receive
+            if test == "mtu":  # serve_mtu answers, once its UDP socket can receive
                 serve_mtu(connection, plan)
                 continue
+            # The empty answer starts the test. With "receive", this machine receives.
             send_line(connection, {})
             if test == "latency":
                 while True:
@@ -204,7 +214,7 @@ def serve_round(listener, plan, partner, early):
                 send_line(connection, {"mbit": receive_rate(connection, plan)})
             elif test == "send":
                 send_for(connection, plan, request["seconds"])
-                connection.recv(1)  # the partner closes when it has read all
+                connection.recv(1)  # returns when the partner has read everything, and closes
 
 
 def serve_mtu(connection, plan):
@@ -214,7 +224,7 @@ def serve_mtu(connection, plan):
         echo.settimeout(0.05)
         send_line(connection, {})
         connection.setblocking(False)
-        end = time.monotonic() + TIMEOUT
+        end = time.monotonic() + TIMEOUT_SECONDS
         while time.monotonic() < end:
             try:
                 data, sender = echo.recvfrom(65536)
@@ -230,9 +240,9 @@ def serve_mtu(connection, plan):
 # ---------------------------------------------------------------------------- the measuring side
 
 
-def connect(plan, partner, test, agreed=True):
-    """Return a connection to the partner for a test, once the partner is in this round and has
-    agreed; without `agreed`, once it has accepted the connection. Raises OSError."""
+def connect(plan, partner, test, awaits_answer=True):
+    """Return a connection to the partner, after a request for `test`. If `awaits_answer`, waits for
+    the partner's answer, which comes once the partner is in this round. Raises OSError."""
     end = time.monotonic() + plan["patience"]
     while True:
         try:
@@ -243,19 +253,19 @@ def connect(plan, partner, test, agreed=True):
             if time.monotonic() > end:
                 raise
             time.sleep(0.1)
-    # The kernel accepted it, but the partner may still be in another round: then this waits.
+    # The partner's kernel accepts connections while the partner is still in an earlier round.
     connection.settimeout(plan["patience"])
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     request = {"token": plan["token"], "host": plan["host"], "test": test}
     send_line(connection, dict(request, seconds=plan["seconds"]))
-    if agreed:
+    if awaits_answer:
         read_line(connection)
-        connection.settimeout(TIMEOUT)
+        connection.settimeout(TIMEOUT_SECONDS)
     return connection
 
 
 def measure_pair(plan, partner):
-    """Return all figures of one pair, as this machine sees them. Raises OSError."""
+    """Return the figures of this machine's link to a partner. Raises OSError."""
     figures = {}
     with connect(plan, partner, "latency") as connection:
         times = []
@@ -266,7 +276,7 @@ def measure_pair(plan, partner):
             times.append((time.monotonic() - start) * 1000)
         figures["latency_ms"] = round(statistics.median(times), 3)
         figures["latency_p99_ms"] = round(sorted(times)[int(PINGS * 0.99)], 3)
-    # The partner receives: it measures what arrives there.
+    # The partner measures, because the sender does not know what has arrived.
     with connect(plan, partner, "receive") as connection:
         send_for(connection, plan, plan["seconds"])
         figures["mbit_to"] = read_line(connection).get("mbit")
@@ -276,23 +286,22 @@ def measure_pair(plan, partner):
         figures["mbit_from"] = receive_rate(connection, plan)
     with connect(plan, partner, "mtu"):
         figures["mtu"] = measure_mtu(plan, partner)
-    connect(plan, partner, "done", agreed=False).close()
+    connect(plan, partner, "done", awaits_answer=False).close()
     return figures
 
 
 def measure_mtu(plan, partner):
-    """Return the bytes of the largest IPv4 packet that arrives whole, None if none arrives."""
-    # Datagrams that may not be fragmented on the way.
+    """Return the bytes of the largest IPv4 packet that arrives whole; None if none arrives."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)
         probe.bind((plan["address"], 0))
         probe.connect((plan["peers"][partner], plan["port"]))
         probe.settimeout(0.3)
-        # Every IPv4 host must accept 576 bytes.
+        # Search between 576 bytes, which every IPv4 host must accept, and the route's MTU.
         low, high = 576 - HEADERS, probe.getsockopt(socket.IPPROTO_IP, IP_MTU) - HEADERS
         if arrives(probe, high):
             return high + HEADERS
-        if not arrives(probe, low):  # a firewall that drops every datagram says nothing of sizes
+        if not arrives(probe, low):  # a firewall that drops every datagram: the MTU is unknown
             return None
         while high - low > 1:
             middle = (low + high) // 2
@@ -319,16 +328,16 @@ def arrives(probe, size):
 
 
 def measure_ring(listener, plan, turn, early):
-    """Return the rate at which bytes arrive from the machine before this one while each machine
-    sends to the next. Raises OSError."""
-    with connect(plan, turn["partner"], "ring", agreed=False) as outgoing:
+    """Return the rate at which bytes arrive from the previous machine of the ring, while each
+    machine sends to the next one (`partner`). Raises OSError."""
+    with connect(plan, turn["partner"], "ring", awaits_answer=False) as outgoing:
         request, end = None, time.monotonic() + plan["patience"]
         while request is None or request["test"] != "ring":
             incoming, request = early.pop(turn["before"], None) or listener.accept(end)
         with incoming:
             incoming.settimeout(plan["patience"])
-            # A byte goes round twice, from the machine that is `first`. After the first round all
-            # machines are there; after the second all begin at the same time.
+            # A byte travels around the ring twice, from the machine that is `first`. After the
+            # first time all machines are ready. After the second time all begin together.
             for _ in range(2):
                 if turn["first"]:
                     outgoing.sendall(b".")
@@ -349,8 +358,7 @@ def measure_ring(listener, plan, turn, early):
 
 
 def read_interface(interface):
-    """Return the MTU and speed of a network interface (Mbit/s, None if the driver does not report
-    it)."""
+    """Return the MTU and speed of a network interface (Mbit/s, None if unknown)."""
     figures = {"interface": interface}
     for name in ("mtu", "speed"):
         try:
@@ -361,7 +369,8 @@ def read_interface(interface):
 
 
 def main(plan):
-    """Return all figures of this machine. A link that failed has only an `error`."""
+    """Measure in all turns of this machine, and return its figures. A link that failed has only an
+    `error`. `plan`: of launcher/measure.py."""
     result, early = {"host": plan["host"], "address": plan["address"], "pairs": {}}, {}
     result["card"] = read_interface(plan["interface"])
     with Listener(plan) as listener:
@@ -372,7 +381,7 @@ def main(plan):
                     figures = measure_ring(listener, plan, turn, early)
                 elif turn["role"] == "client":
                     figures = measure_pair(plan, partner)
-                else:  # the partner has the figures
+                else:  # the partner records the figures
                     serve_round(listener, plan, partner, early)
             except (OSError, ValueError) as error:
                 figures = {"error": str(error) or type(error).__name__}
@@ -386,7 +395,7 @@ def main(plan):
 def measure_and_run(result, command):
     """Measure by the timetable in TANDEM_LINKS, write the figures to the Path `result`, and become
     `command`; exit if a link failed."""
-    # From the environment: other users can read a command line, and the timetable has the token.
+    # The timetable has the token, and other users can read a command line: hence the environment.
     figures = main(json.loads(os.environ.pop("TANDEM_LINKS")))
     pairs = list(figures["pairs"].items())
     pairs.append(("the machine before it in the ring", figures["ring"]))

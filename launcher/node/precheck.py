@@ -1,5 +1,5 @@
-"""Runs a program's check on the machine of node 0, before any rank starts: in the folder and the
-environment of a rank."""
+"""Runs a program's check (PRECHECK=) on the machine of node 0 before any rank starts, in the folder
+and with the environment of a rank."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import threading
 
 from launcher.node.machine import PATH, current_user
 
-TAIL_BYTES = 8192  # of its output, from the end
+TAIL_BYTES = 8192  # the end of the check's output, which is sent
 
 
 def main(mark, task):
@@ -29,14 +29,14 @@ def main(mark, task):
     )
     timed_out = threading.Event()
 
-    # The whole group: a process that the check started may hold the pipe open.
+    # Kill the whole group, because a process that the check started may hold the pipe open.
     def end_group():
         timed_out.set()
         os.killpg(process.pid, signal.SIGKILL)
 
     timer = threading.Timer(task["seconds"], end_group)
     timer.start()
-    # Only the end is kept: the reason stands there, and a check may print without end.
+    # Keep only the end of the output: the reason is there, and a check may print without end.
     tail, piece = b"", b"-"
     while piece:
         piece = os.read(process.stdout.fileno(), 1 << 16)

@@ -1,6 +1,7 @@
-"""Collects the facts about a machine that the launcher needs before it starts a run there. It only
-writes a cache, the data's listing. Standard library only.
-"""
+"""Collects the facts about a machine that the launcher needs before it starts a run there.
+launcher/look.py runs `main` on each machine, or `show_data` on a file server. boundary/answers.py
+has the types of the answers. The only file that the probe writes is a cache of the data's listing.
+Standard library only."""
 
 import hashlib
 import importlib.util
@@ -22,65 +23,70 @@ from launcher.node.machine import Pulse, disk_free
 from launcher.node.machine_lock import claims
 from launcher.node.processes import command_of
 
-SECONDS = 20  # for one command: the control node waits 30 for the whole answer
+COMMAND_SECONDS = 20  # for one command: the control node waits 30 s for the whole answer
 
 
 def main(question, mark):
     """Print one line of JSON after the mark: the facts that `question` asks for."""
     folder = question["node_dir"]
+    # /proc/cpuinfo has `flags\t\t: fpu vme de ...` for each processor, with equal flags.
+    cpu_info = pathlib.Path("/proc/cpuinfo").read_text(errors="replace")
+    flags = re.search(r"^flags\s*:(.*)", cpu_info, re.MULTILINE)
+    cpu_flags = set(flags.group(1).split() if flags else ()).intersection(question["cpu_flags"])
+    glibc = re.match(r"2\.(\d{1,3})", platform.libc_ver()[1])
     facts = {
         "unix": time.time(),
         "home": str(pathlib.Path.home()),
         "cores": len(os.sched_getaffinity(0)),
-        "cpu_flags": cpu_flags(question["cpu_flags"]),
-        "machine": machine_id(),
-        "versions": versions(),
-        "missing": missing_packages(question["packages"]),
-        "distributions": distributions(question["distributions"]),
-        "glibc": glibc(),
+        "cpu_flags": sorted(cpu_flags),
+        "machine": identify_machine(),
+        "versions": find_versions(),
+        "missing": find_missing_packages(question["packages"]),
+        "distributions": list_distributions(question["distributions"]),
+        "glibc": int(glibc.group(1)) if glibc else 0,  # 36 for 2.36; 0 for another library of C
         "architecture": platform.machine(),
-        "gpus": gpus(),
+        "gpus": list_gpus(),
         "runs": claims(),
         "toolkit": pathlib.Path(question["toolkit"]).exists(),
         "interfaces": {peer: route(peer)["interface"] for peer in question["peers"]},
-        "free_ports": free_ports(question["ports"]),
-        "data": data(
+        "free_ports": find_free_ports(question["ports"]),
+        "data": describe_data_set(
             question["data"],
             question["data_kind"],
             folder,
             is_listed=not question["data_reader"],
         ),
-        "disk_free": disk_free(existing_folder(folder)),
-        "writable": os.access(existing_folder(folder), os.W_OK),
+        "disk_free": disk_free(nearest_folder(folder)),
+        "writable": os.access(nearest_folder(folder), os.W_OK),
         "guard_python": os.access(question["guard_python"], os.X_OK),
     }
     print(mark + json.dumps(facts))
 
 
-def machine_id():
-    """Return a text that is equal for all nodes that share one kernel, and so its cores: local
-    nodes and containers."""
-    # Not boot_id: a container has another one than its machine. The disks' serial numbers
-    # distinguish PCs; the kernel's address in memory (random at each boot) distinguishes virtual
-    # machines without serial numbers.
+def identify_machine():
+    """Return a text that is equal for nodes on one kernel (local nodes, containers)."""
+    # A container's boot_id differs from that of its machine, so it does not help. The serial
+    # numbers of disks distinguish PCs. The kernel's address in memory, which is random at each
+    # boot, distinguishes virtual machines without serial numbers.
     block, kernel = pathlib.Path("/sys/block"), pathlib.Path("/sys/kernel/vmcoreinfo")
     names = ("serial", "wwid", "device/wwid")
     serials = sorted(path for name in names for path in block.glob("*/" + name))
     try:
         facts = [path.read_text() for path in [*serials, kernel]]
+        # `MemTotal:       16318772 kB`
         facts.append(pathlib.Path("/proc/meminfo").read_text().splitlines()[0])
     except OSError:
         return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
 
-def versions():
+def find_versions():
     """Return the versions of Python, torch, torchvision, NCCL and torch's CUDA; None if missing."""
-    # Imported here, because 3.6 lacks it: the environment's Python is at least 3.9, but the guard's
-    # may be older.
+    # Imported here, because Python 3.6 lacks this module. Only the environment's Python, 3.9 or
+    # later, calls this function. The guard's Python may be older.
     from importlib import metadata
 
-    # From the metadata of packages: importing torch takes seconds.
+    # The metadata of packages has their versions. An import of torch would take seconds.
     packages = {"python": "{}.{}.{}".format(*sys.version_info[:3])}
     for name in ("torch", "torchvision"):
         try:
@@ -92,7 +98,7 @@ def versions():
         name = distribution.metadata["Name"] or ""
         if re.match(r"nvidia-nccl-cu\d+$", name):
             packages["nccl"] = distribution.version
-    # torch's metadata lacks the CUDA version that it was built with; its version.py has it.
+    # torch's CUDA version is only in its version.py: `cuda = '12.8'`, or `cuda = None`.
     for folder in sys.path:
         path = pathlib.Path(folder, "torch", "version.py")
         if path.exists():
@@ -102,28 +108,22 @@ def versions():
     return packages
 
 
-def distributions(max_count):
+def list_distributions(max_count):
     """Return {name: version} of at most `max_count` packages, as pip spells their names."""
     from importlib import metadata
 
     packages = {}
     for distribution in metadata.distributions() if max_count else ():
         name = distribution.metadata["Name"]
-        # The first of a name on the path is the one that Python imports.
+        # If a name is on the path twice, Python imports the first, so its version counts.
         if name and len(packages) < max_count:
             packages.setdefault(name, distribution.version)
     return packages
 
 
-def glibc():
-    """Return 36 for glibc 2.36; 0 for another library."""
-    match = re.match(r"2\.(\d{1,3})", platform.libc_ver()[1])
-    return int(match.group(1)) if match else 0
-
-
-def missing_packages(names):
+def find_missing_packages(names):
     """Return the packages among `names` that the environment lacks."""
-    # Found, not imported: an import may take seconds, or print.
+    # find_spec only looks for a package. An import may take seconds, or print something.
     missing = []
     for name in names:
         try:
@@ -134,15 +134,7 @@ def missing_packages(names):
     return missing
 
 
-def cpu_flags(names):
-    """Return the flags among `names` that /proc/cpuinfo has."""
-    text = pathlib.Path("/proc/cpuinfo").read_text(errors="replace")
-    match = re.search(r"^flags\s*:(.*)", text, re.MULTILINE)
-    flags = match.group(1).split() if match else []
-    return sorted(set(flags).intersection(names))
-
-
-def free_ports(ports):
+def find_free_ports(ports):
     """Return the ports among `ports` that are free on every address."""
     free = []
     for port in ports:
@@ -156,17 +148,17 @@ def free_ports(ports):
     return free
 
 
-def existing_folder(path):
-    """Return the path itself, or the nearest folder above it that exists."""
-    # The first run makes the folder, but its disk is known now.
+def nearest_folder(path):
+    """Return the path itself if it exists, else the nearest folder above it that does."""
+    # Before the first run the folder is missing, but the disk that will hold it is known.
     path = pathlib.Path.cwd() / path
     while not path.exists():
         path = path.parent
     return str(path)
 
 
-def gpus_on_bus():
-    """Return the number of NVIDIA's display controllers (PCI class 03), even without a driver."""
+def count_gpus_on_bus():
+    """Return the number of NVIDIA's display controllers (PCI class 03), also without a driver."""
     count = 0
     for device in pathlib.Path("/sys/bus/pci/devices").glob("*"):
         try:
@@ -177,40 +169,42 @@ def gpus_on_bus():
     return count
 
 
-def gpus():
-    """Return the GPUs in the order of nvidia-smi, the driver version and the processes that use
-    them."""
-    facts = {"cards": [], "driver": None, "processes": [], "error": None, "on_bus": gpus_on_bus()}
+def list_gpus():
+    """Return the GPUs in the order of nvidia-smi, the driver's version, and the GPUs' processes."""
+    facts = {"cards": [], "driver": None, "processes": [], "error": None}
+    facts["on_bus"] = count_gpus_on_bus()
     if shutil.which("nvidia-smi") is None:
         return facts
-    rows = query(("driver_version", "name", "uuid", "pci.device_id"))
+    rows = query_gpus("driver_version", "name", "uuid", "pci.device_id")
     if rows is None:
-        return dict(facts, error=run_error(["nvidia-smi"]))
-    # A driver of 2021 or older does not know the field, and refuses the whole question.
-    capabilities = query(("compute_cap",)) or []
+        return dict(facts, error=explain_failure(["nvidia-smi"]))
+    # A driver of 2021 or older rejects a query with this field, hence a query of its own.
+    capabilities = query_gpus("compute_cap") or []
     capabilities += [[""]] * (len(rows) - len(capabilities))
     cards = [parse_gpu(row, capability) for row, capability in zip(rows, capabilities)]
-    text = output(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]) or ""
+    text = run_command(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]) or ""
     pids = [int(line) for line in text.splitlines() if line.strip().isdigit()]
     driver = rows[0][0] if rows else None
     return dict(facts, cards=cards, driver=driver, processes=[*map(describe_process, pids)])
 
 
-def query(fields):
-    """Return a row of nvidia-smi's answers for each GPU; None if it fails."""
-    text = output(["nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader"])
+def query_gpus(*fields):
+    """Return a list of the values of these fields for each GPU; None if nvidia-smi fails."""
+    text = run_command(["nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader"])
     if text is None:
         return None
     return [[word.strip() for word in line.split(",")] for line in text.splitlines() if line]
 
 
 def parse_gpu(row, capability):
-    """Return a GPU's facts. `sm` is 10 x major + minor of the compute capability, None if the
-    driver does not say; `pci` is the PCI device number, None if unknown."""
+    """Return the facts about a GPU. `row`: driver, name, UUID and PCI device; `capability`: the
+    compute capability. In the result, `sm` is 10 x major + minor of the compute capability, and
+    `pci` is the number of the device. Both are None if the driver does not report them."""
+    # ["535.261.03", "NVIDIA GeForce RTX 2080 Ti", "GPU-6f1c...", "0x1E0710DE"] and ["7.5"].
     _, name, uuid, device = [*row, "", "", ""][:4]
     major, _, minor = capability[0].partition(".")
     has_capability = major.isdigit() and minor.isdigit()
-    # The vendor's number, 10DE, follows the device's: 0x1E0710DE.
+    # 1E07 is the device's number, and 10DE is the vendor's.
     pci = re.match(r"0x([0-9A-Fa-f]{4})10DE$", device)
     return {
         "name": name or "GPU",
@@ -221,7 +215,7 @@ def parse_gpu(row, capability):
 
 
 def describe_process(pid):
-    """Return a process's user and command, for people."""
+    """Return the pid, the user and the command of a process, for people."""
     try:
         uid = pathlib.Path("/proc", str(pid)).stat().st_uid
     except OSError:
@@ -233,11 +227,11 @@ def describe_process(pid):
     return {"pid": pid, "user": user, "command": command_of(pid)[:120]}
 
 
-def run_error(argv):
-    """Return why a command fails; if it works, nvidia-smi finds no GPU."""
+def explain_failure(argv):
+    """Run nvidia-smi, and return why it fails."""
     try:
         subprocess.check_output(
-            argv, stderr=subprocess.STDOUT, timeout=SECONDS, universal_newlines=True
+            argv, stderr=subprocess.STDOUT, timeout=COMMAND_SECONDS, universal_newlines=True
         )
         return "it lists no GPU"
     except subprocess.CalledProcessError as error:
@@ -246,16 +240,16 @@ def run_error(argv):
         return str(error)
 
 
-def data(folder, kind, node_dir, is_listed=True):
-    """Return the listings of a data set of this kind (contract/layout.py), or the `problem` that
-    keeps the folder from being one. If it is not listed here, only the folder's time tells whether
-    another machine reads the same."""
+def describe_data_set(folder, kind, node_dir, is_listed=True):
+    """Return the facts about a data set of this `kind` (contract/layout.py): its listings, or the
+    `problem` that keeps the folder from being such a data set. A client of a file server does not
+    list the data (`is_listed`). Then the time of the folder must suffice to compare machines."""
     root = pathlib.Path(folder)
     exists = bool(folder) and root.is_dir()
     facts = {"exists": exists, "problem": None, "splits": {}, "others": []}
-    # In microseconds, since shares round to fractions of them.
+    # A file server rounds times to fractions of a microsecond, so only microseconds are compared.
     facts["changed"] = root.stat().st_mtime_ns // 1000 if exists else 0
-    # Name at most ten data sets beside one that is missing: it may be misspelled.
+    # If the data set is missing, list the data sets beside it: its name may be misspelled.
     if folder and not exists:
         try:
             names = layout.data_sets(root.parent)
@@ -271,15 +265,15 @@ def data(folder, kind, node_dir, is_listed=True):
 
 
 def show_data(folder, kind, node_dir, mark):
-    """Print the answer of `data` after the mark."""
-    print(mark + json.dumps(data(folder, kind, node_dir)))
+    """Print the facts about a data set as a line of JSON after the mark."""
+    print(mark + json.dumps(describe_data_set(folder, kind, node_dir)))
 
 
-def output(argv):
-    """Return what a command prints; None if it fails or takes too long."""
+def run_command(argv):
+    """Return the output of a command; None if the command fails or takes too long."""
     try:
         return subprocess.check_output(
-            argv, stderr=subprocess.DEVNULL, timeout=SECONDS, universal_newlines=True
+            argv, stderr=subprocess.DEVNULL, timeout=COMMAND_SECONDS, universal_newlines=True
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -1,4 +1,4 @@
-"""Finds and ends processes by descent, and sets what makes descent complete in the kernel."""
+"""Finds and ends the descendants of a process, and lets the kernel keep the descent complete."""
 
 import collections
 import contextlib
@@ -9,10 +9,11 @@ import signal
 import subprocess
 import time
 
-LIBC = ctypes.CDLL(None, use_errno=True)  # loaded now: a forked child should not load libraries
+# Loaded before any fork, because a forked child should not load libraries.
+LIBC = ctypes.CDLL(None, use_errno=True)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 PROC = pathlib.Path("/proc")
-TICK = 1.0 / os.sysconf("SC_CLK_TCK")  # seconds; the unit of its counters
+TICK = 1.0 / os.sysconf("SC_CLK_TCK")  # seconds; the unit of times in /proc
 
 
 def prctl(option, value):
@@ -23,40 +24,42 @@ def prctl(option, value):
 
 
 def become_subreaper():
-    """Let descendants whose parent ends become children of this process instead of init's. Raises
-    OSError."""
+    """Make this process the new parent of descendants whose parent ends. Raises OSError."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(number, parent):
-    """Get the signal `number` when the process `parent` (a pid) ends. Raises OSError."""
+    """Let the kernel send the signal `number` when the parent (a pid) ends. Raises OSError."""
     prctl(PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:  # it ended before the call
+    if os.getppid() != parent:  # the parent ended before the call
         os.kill(os.getpid(), number)
 
 
-# Its parent's pid, its state as the kernel writes it, whether it lives, the tick of its start, and
-# the seconds of processors that it has had.
+# `parent`: its pid; `state`: a letter, as in ps; `alive`: whether a thread lives; `start`: the tick
+# at which the process began, as text; `seconds`: of processors, which the process used.
 Stat = collections.namedtuple("Stat", "parent state alive start seconds")
 
 
 def stat_of(pid):
-    """Return the Stat of a process, or None if it is gone."""
+    """Return the Stat of a process, or None if the process is gone."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
-    fields = text[text.rindex(")") + 2 :].split()  # the command, in brackets, may hold anything
-    # A process whose first thread has ended shows that thread's state, Z, while other threads
-    # live: one that hangs in the kernel, in a call to a GPU or a share, still holds its resources.
+    # `4711 (python) S 4700 ...`. The command in brackets may contain anything, so the fields begin
+    # after the last bracket: state, parent, ..., user and system time (11, 12), ..., number of
+    # threads (17), ..., start (19). See proc(5).
+    fields = text[text.rindex(")") + 2 :].split()
+    # A process whose first thread has ended has that thread's state, Z, while other threads live.
+    # A thread that hangs in the kernel, in a call to a GPU or a share, still holds resources.
     alive = fields[0] not in "ZX" or int(fields[17]) > 1
     seconds = (int(fields[11]) + int(fields[12])) * TICK
     return Stat(int(fields[1]), fields[0], alive, fields[19], seconds)
 
 
 def start_of(pid):
-    """Return the tick of a process's start, which distinguishes it from a later process with its
-    pid; None if it is gone."""
+    """Return the tick of a process's start, which distinguishes the process from a later one with
+    the same pid; None if the process is gone."""
     stat = stat_of(pid)
     return stat and stat.start
 
@@ -66,7 +69,7 @@ def command_of(pid):
     try:
         words = (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
         text = " ".join(word.decode(errors="replace") for word in words if word)
-        # A kernel's thread, or a zombie, has no command line.
+        # A thread of the kernel, or a zombie, has no command line.
         return (text or (PROC / str(pid) / "comm").read_text().strip())[:200]
     except OSError:
         return "(ended)"
@@ -74,7 +77,7 @@ def command_of(pid):
 
 def descendants(ancestor):
     """Return the pids of all living descendants of a pid."""
-    # Dead ones have no children: the kernel gives these to another parent.
+    # Dead processes have no children, because the kernel gives their children to another parent.
     children = {}
     for entry in PROC.iterdir():
         if entry.name.isdigit():
@@ -90,12 +93,12 @@ def descendants(ancestor):
 
 
 class LineProcess:
-    """Runs a command that prints lines while this process lives. No call waits for a line: the
-    command may hang."""
+    """Runs a command that prints lines, for as long as this process lives. No call waits for a
+    line, because the command may hang."""
 
     def __init__(self, argv):
         parent = os.getpid()
-        self.partial, self.over = b"", False
+        self.partial, self.has_ended = b"", False
         self.process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -107,17 +110,17 @@ class LineProcess:
         os.set_blocking(self.process.stdout.fileno(), False)
 
     def lines(self):
-        """Return the complete lines since the last look."""
+        """Return the complete lines since the last call."""
         try:
             data = os.read(self.process.stdout.fileno(), 1 << 16)
         except BlockingIOError:
             return []
-        self.over = not data
+        self.has_ended = not data
         *lines, self.partial = (self.partial + data).split(b"\n")
         return [line.decode(errors="replace") for line in lines]
 
     def stop(self):
-        """End the command, with the processes that it started."""
+        """Kill the command, and the processes that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -140,12 +143,12 @@ def end_descendants(spare=(), seconds=10.0):
     """Kill every descendant, except the pids in `spare`, until a search finds none or the time is
     over. The caller must be a subreaper.
 
-    Returns (commands, hanging, statuses): {pid: command} of all that were killed, the pids that
-    hang in the kernel, {pid: wait status}.
+    Returns (commands, hanging, statuses): {pid: command} of all processes that were killed, the
+    pids that hang in the kernel, and {pid: wait status}.
     """
     commands, statuses, ancestor = {}, {}, os.getpid()
     deadline = time.monotonic() + seconds
-    # Search again and again: a process may fork meanwhile.
+    # Several searches are needed, because a process may fork meanwhile.
     while True:
         alive = [pid for pid in descendants(ancestor) if pid not in spare]
         # All commands are read before any process is killed: a child may end with its parent

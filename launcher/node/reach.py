@@ -20,25 +20,25 @@ def main(address, listen_port, peers, mark):
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     server = socket.socket(family, socket.SOCK_STREAM)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Another launcher may test in the same second; both may listen, so neither stops the other.
+    # Another launcher may test in the same second. Both may listen on the port.
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     is_listening = listen(server, address, listen_port)
     results = [{"address": a, "port": port, "why": reach(family, (a, port))} for a, port in peers]
     print(mark + json.dumps([result for result in results if result["why"]]))
     sys.stdout.flush()
-    # Peers may still be on their way: the control node ends this by closing stdin.
+    # Peers may still connect. When all have finished, the control node closes stdin.
     deadline = time.monotonic() + WAIT_SECONDS
     while not select.select([sys.stdin], [], [], 0.1)[0] and time.monotonic() < deadline:
         is_listening = is_listening or listen(server, address, listen_port)
 
 
 def listen(server, address, port):
-    """Listen on a port. Returns False if another process does; any other error ends the program."""
+    """Listen on a port. Returns False if another process uses it. Exits on any other error."""
     try:
         server.bind((address, port))
     except OSError as error:
         # The launcher of another user tests at this moment, and users cannot share a port. A peer
-        # that reaches that launcher has reached this machine.
+        # that reaches that launcher has reached this machine, too.
         if error.errno == errno.EADDRINUSE:
             return False
         sys.exit(f"it cannot listen on {address}, port {port}: {error.strerror or error}")

@@ -1,8 +1,10 @@
-"""Records a machine during an attempt: machine.<attempt>.jsonl, a line a second
-(docs/run-directory.md). `make top` prints the same lines between runs.
+"""Records a machine during an attempt: Recorder writes a line a second into
+machine.<attempt>.jsonl (docs/run-directory.md), and Tail sends the new lines to the control node.
+The guard calls both. `make top` prints the same lines between runs. counters.py parses the texts of
+the kernel.
 
-A line has the kernel's counters, so that the difference of any two lines gives what happened
-between them. Only disks have rates, since the line before, as iostat -x prints them.
+A line has the kernel's counters, so that the difference of any two lines says what happened between
+them. Only disks have rates: over the time since the previous line, as iostat -x prints them.
 """
 
 import json
@@ -17,15 +19,16 @@ from launcher.node.processes import decode_status, descendants, stat_of
 from launcher.node.sockets import Peers
 
 INTERVAL = 1.0  # seconds between two lines
-END_BYTES = 1 << 18  # of all files, sent after the last process has ended
-BACKLOG_LIMIT = 1 << 16  # bytes that wait for the reader: then nothing is added
-DECIMATE_AFTER = 20000  # lines: then every second sample is taken, then every fourth, ...
+END_BYTES = 1 << 18  # of all files together, which are sent after the last process has ended
+BACKLOG_LIMIT = 1 << 16  # while more bytes of frames wait for the reader, no records are added
+# After this number of lines every second sample is recorded, then every fourth, and so on.
+DECIMATE_AFTER = 20000
 SEARCH_EVERY = 10  # samples between two searches for a rank's other processes
-MOST_THREADS = 512  # of a rank that are read
-RANK_TIMES = ("ran", "waited", "loaders", "loaders_busy")  # seconds, of CpuTimes
-# Sensors of processors, as their drivers call themselves in /sys/class/hwmon.
-PROCESSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
-# Errors while a kernel's file is read and parsed: its format may differ on another kernel.
+MOST_THREADS = 512  # of a rank, whose times are read
+RANK_TIMES = ("ran", "waited", "loaders", "loaders_busy")  # attributes of CpuTimes, in seconds
+# The names of drivers of processors' sensors in /sys/class/hwmon.
+PROCESSOR_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
+# Errors while a file of the kernel is read and parsed. Another kernel may have another format.
 READ_ERRORS = (OSError, ValueError, KeyError, IndexError)
 
 
@@ -38,66 +41,72 @@ def read_text(path):
 
 
 def read_disks():
-    """Return {disk: counters} of whole disks: they include their partitions' counters."""
-    disks = counters.disks(read_text("/proc/diskstats"))
+    """Return {disk: counters} of whole disks, whose counters include those of their partitions."""
+    disks = counters.parse_disks(read_text("/proc/diskstats"))
     block = pathlib.Path("/sys/block")
     return {name: value for name, value in disks.items() if (block / name).exists()}
 
 
 def disk_of(path):
     """Return iostat's name of the disk with this path; None for shares, overlays and memory."""
+    # The link /sys/dev/block/8:1 leads to .../block/sda/sda1, and 8:0 leads to .../block/sda.
     try:
         device = pathlib.Path(path).stat().st_dev
-        place = pathlib.Path("/sys/dev/block/{}:{}".format(os.major(device), os.minor(device)))
-        place = place.resolve(strict=True)
+        link = pathlib.Path("/sys/dev/block/{}:{}".format(os.major(device), os.minor(device)))
+        folder = link.resolve(strict=True)
     except OSError:
         return None
-    return place.parent.name if (place / "partition").exists() else place.name
+    return folder.parent.name if (folder / "partition").exists() else folder.name
 
 
 class CpuTimes:
-    """Sums the seconds that the threads of a process and of its descendants `ran`, and `waited` for
-    a processor, since they began. The times of threads that have ended stay in the sums.
+    """Sums the seconds in which the threads of a rank's processes `ran`, and `waited` for a
+    processor. The processes are the rank and its descendants. The times of threads that have ended
+    stay in the sums.
 
-    `loaders`: seconds that its descendants ran or waited; `loaders_busy`: the same, each second
-    weighted by the fraction of the time in which its process was busy. Their ratio is how busy the
-    active loaders are: processes that sleep (other loaders, wandb) do not lower it.
+    `loaders`: the seconds in which the descendants ran or waited. `loaders_busy`: the same seconds,
+    each weighted by the fraction of the time in which its process was busy. The ratio of the two is
+    how busy the active loaders are. Processes that sleep, as wandb does, do not lower that ratio.
     """
 
     def __init__(self, pid):
         self.pid, self.pids, self.look_count = pid, [pid], 0
         self.ran = self.waited = self.loaders = self.loaders_busy = 0.0
         self.threads, self.look_time = {}, time.monotonic()
-        self.is_known = False  # a thread's times were read
+        self.has_times = False  # the times of a thread were read
 
     def state(self):
-        """Return a letter as ps writes it: T if a process is stopped, else D if one waits for a
-        disk or a file server, else the first one's state; "" if it is gone."""
+        """Return the state of the rank's processes, a letter as in ps: T if a process is stopped,
+        else D if a process waits for a disk or a server, else the rank's own; "" if it is gone."""
         stats = map(stat_of, self.pids)
         states = [stat.state if stat is not None else "" for stat in stats]
         return next((stuck for stuck in "TD" if stuck in states), states[0])
 
     def look(self):
         """Add the seconds since the last look."""
-        # A search reads all of /proc, so new loaders are found a few seconds late.
+        # A search reads all of /proc, so it is rare, and finds new loaders a few seconds late.
         if self.look_count % SEARCH_EVERY == 0:
             self.pids = [self.pid, *descendants(self.pid)]
         self.look_count += 1
-        threads, before, self.look_time = {}, self.look_time, time.monotonic()
-        passed = self.look_time - before
+        threads, previous_time, self.look_time = {}, self.look_time, time.monotonic()
+        passed = self.look_time - previous_time
         for pid in self.pids:
             busy = 0.0
             for folder in list_threads(pid)[: MOST_THREADS - len(threads)]:
                 text = read_text(str(folder / "schedstat"))
                 if text:
-                    self.is_known = True
-                    threads[folder] = ran, waited = counters.schedule(text)
+                    self.has_times = True
+                    # `208381000000 124015000 2`: nanoseconds that the thread ran, nanoseconds that
+                    # the thread waited for a processor, and the number of time slices.
+                    ran, waited = [int(number) / 1e9 for number in text.split()[:2]]
+                    threads[folder] = ran, waited
                     ran_before, waited_before = self.threads.get(folder, (0.0, 0.0))
-                    # Below 0 if another thread has the number of one that ended.
+                    # The difference is negative if the thread has the number of an ended thread.
                     ran, waited = max(0.0, ran - ran_before), max(0.0, waited - waited_before)
                     self.ran += ran
                     self.waited += waited
                     busy += ran + waited
+            # Every other process of the rank counts as a loader.
             if pid != self.pid and passed > 0:
                 busy = min(busy, passed)
                 self.loaders += busy
@@ -114,24 +123,24 @@ def list_threads(pid):
 
 
 class Sampler:
-    """Samples the state of this machine. A sample lacks what cannot be read, which goes to
-    `trouble(subject, cause)`. `pids()` returns {rank: pid} of the ranks that live; `folder` is
-    where the run's files are."""
+    """Samples the state of this machine. `pids()` returns {rank: pid} of the ranks that live.
+    `folder`: of the run's files, for the free space on their disk. A figure that cannot be read is
+    missing in the sample, and reported by `trouble(subject, cause)`."""
 
     def __init__(self, interface="", data="", folder=None, pids=dict, trouble=None):
         if not interface:
             routes = read_text("/proc/net/route"), read_text("/proc/net/ipv6_route")
-            interface = counters.default_interface(*routes) or "lo"
+            interface = counters.find_default_interface(*routes) or "lo"
         self.interface = interface
         self.data_disk = disk_of(data) if data else None
         self.folder, self.pids = folder, pids
         self.trouble = trouble or (lambda subject, cause: None)
-        self.gpus, self.peers, self.schedules = counters.Gpus(), Peers(), {}
+        self.gpus, self.peers, self.cpu_times = counters.Gpus(), Peers(), {}
         self.gpu_busy_time = 0.0  # when a GPU was last seen busy, by the monotonic clock
-        self.signs = {}  # that the ranks train apart, as fields of a line
+        self.signs = {}  # fields of a line, `alone` and `only_received`: ranks train apart
         self.finished = []  # ranks that ended with exit code 0
         self.disks = (time.monotonic(), read_disks())
-        # The keys go to `trouble`, which reports each once.
+        # {subject of a report to `trouble`: method that returns fields of a line}.
         self.readers = {
             "processors": self.processors,
             "memory": self.memory,
@@ -147,7 +156,7 @@ class Sampler:
     def sample(self):
         """Return one line, as a dictionary."""
         line = {"kind": "sample", "mono": time.monotonic(), "unix": round(time.time(), 3)}
-        # A figure that cannot be read must not cost the others.
+        # A figure that cannot be read must not keep the other figures from the line.
         for name, read in self.readers.items():
             try:
                 line.update(read())
@@ -156,23 +165,24 @@ class Sampler:
         return line
 
     def processors(self):
-        return counters.processors(read_text("/proc/stat"))
+        return counters.parse_processors(read_text("/proc/stat"))
 
     def memory(self):
-        figures = counters.memory(read_text("/proc/meminfo"), read_text("/proc/vmstat"))
+        figures = counters.parse_memory(read_text("/proc/meminfo"), read_text("/proc/vmstat"))
         for resource in ("cpu", "memory", "io"):
-            pressure = counters.pressure(read_text("/proc/pressure/" + resource))
+            pressure = counters.parse_pressure(read_text("/proc/pressure/" + resource))
             if pressure is not None:
                 figures["pressure_" + resource] = pressure
         return figures
 
     def temperature(self):
-        """Return the hottest processor's temperature in degrees Celsius, if a sensor has it."""
+        """Return the hottest processor's temperature in degrees Celsius; {} without a sensor."""
         degrees = []
-        # A PC has sensors of its board and disks, too, which say nothing about the processor.
+        # A PC also has sensors of its board and its disks, which are skipped.
         for folder in pathlib.Path("/sys/class/hwmon").glob("hwmon*"):
-            if read_text(folder / "name").strip() in PROCESSORS:
+            if read_text(folder / "name").strip() in PROCESSOR_SENSORS:
                 texts = [read_text(path).strip() for path in folder.glob("temp*_input")]
+                # `45000` is 45 degrees.
                 degrees += [int(text) / 1000 for text in texts if text.isdigit()]
         return {"temperature": max(degrees)} if degrees else {}
 
@@ -181,61 +191,61 @@ class Sampler:
         return {} if free_bytes is None else {"disk_free": free_bytes}
 
     def ranks(self):
-        """Return the state and CpuTimes of each rank that lives, its loaders included."""
+        """Return the state and the CpuTimes of each rank that lives, its loaders included."""
         pids = self.pids()
-        self.schedules = {rank: self.schedules.get(rank) or CpuTimes(pids[rank]) for rank in pids}
+        self.cpu_times = {rank: self.cpu_times.get(rank) or CpuTimes(pids[rank]) for rank in pids}
         ranks = {}
-        for rank, schedule in self.schedules.items():
-            schedule.look()
-            ranks[str(rank)] = {"state": schedule.state()}
-            # Without /proc/<pid>/task/*/schedstat these times are unknown, not 0. A rank that
-            # has just ended keeps the times read before.
-            if schedule.is_known:
-                times = {name: round(getattr(schedule, name), 3) for name in RANK_TIMES}
+        for rank, cpu_times in self.cpu_times.items():
+            cpu_times.look()
+            ranks[str(rank)] = {"state": cpu_times.state()}
+            # Without /proc/<pid>/task/*/schedstat the times are unknown, not 0. A rank that has
+            # just ended keeps the times that were read before.
+            if cpu_times.has_times:
+                times = {name: round(getattr(cpu_times, name), 3) for name in RANK_TIMES}
                 ranks[str(rank)].update(times)
         finished = {"finished": self.finished} if self.finished else {}
         return dict(self.signs, ranks=ranks, **finished) if ranks else finished
 
     def interface_counters(self):
         dev, snmp = read_text("/proc/net/dev"), read_text("/proc/net/snmp")
-        figures = counters.network(dev, snmp, self.interface)
+        figures = counters.parse_interface(dev, snmp, self.interface)
         if figures is None:
             raise OSError("there is no network interface {}".format(self.interface))
         speed = read_text("/sys/class/net/{}/speed".format(self.interface)).strip()
         figures.update(interface=self.interface)
-        if speed.isdigit():  # -1, or nothing, if the driver does not say
+        if speed.isdigit():  # the driver writes -1, or nothing, if the speed is unknown
             figures["speed_mbit"] = int(speed)
         try:
             peers = self.peers.look()
-        except OSError:  # this kernel does not say what was sent to whom
+        except OSError:  # this kernel has no socket diagnostics
             peers = {}
         if peers:
             figures["peers"] = peers
         return {"card": figures}
 
     def disk_rates(self):
-        """Return the rates of the disks that did something since the last line, and of the disk
-        with the data."""
-        # A PC may have dozens of block devices (snap's), so idle ones are not recorded.
+        """Return the rates since the previous line of used disks, and of the disk with the data."""
+        # Unused disks are omitted, because a PC may have dozens of block devices (snap makes them).
         (time_before, counters_before), self.disks = self.disks, (time.monotonic(), read_disks())
         passed = max(1e-3, self.disks[0] - time_before)
         rates = {}
         for name, figures in self.disks[1].items():
-            before = counters_before.get(name)
-            if before is not None and (name == self.data_disk or figures != before):
-                rates[name] = counters.disk_rates(before, figures, passed)
+            previous = counters_before.get(name)
+            if previous is not None and (name == self.data_disk or figures != previous):
+                rates[name] = counters.compute_disk_rates(previous, figures, passed)
         line = {} if self.data_disk is None else {"data_disk": self.data_disk}
-        if self.disks[1]:  # without /proc/diskstats it is unknown whether a disk was busy
+        # Without /proc/diskstats, "no disk was used" would be a guess: the field is omitted.
+        if self.disks[1]:
             line["disks"] = rates
         return line
 
     def mounts(self):
         """Return the bytes read from each NFS and SMB mount."""
-        shares = counters.shares(read_text("/proc/self/mounts"))
+        shares = counters.parse_shares(read_text("/proc/self/mounts"))
         if not shares:
             return {}
-        nfs = counters.nfs_read_bytes(read_text("/proc/self/mountstats"))
-        cifs = counters.cifs_read_bytes(read_text("/proc/fs/cifs/Stats"))
+        nfs = counters.parse_nfs_reads(read_text("/proc/self/mountstats"))
+        cifs = counters.parse_cifs_reads(read_text("/proc/fs/cifs/Stats"))
         mounts = {}
         for point, (source, kind) in shares.items():
             share = counters.share_name(source)
@@ -245,28 +255,28 @@ class Sampler:
         return {"mounts": mounts}
 
     def gpu_samples(self):
-        """Return the last sample of each GPU since the line before."""
+        """Return the newest sample since the previous line of each GPU, sorted by index."""
         samples = {}
         for sample in self.gpus.read():
             samples[sample["index"]] = sample
-            # nvidia-smi has no utilization of a slice of a GPU (MIG): the slice counts as busy.
+            # nvidia-smi has no utilization (None) of a part of a GPU (MIG), which counts as busy.
             if sample["utilization"] != 0:
                 self.gpu_busy_time = sample["mono"]
         return {"gpus": [samples[index] for index in sorted(samples)]} if samples else {}
 
 
 class Lines:
-    """Appends to a file of JSON Lines; a full disk leaves no broken line there."""
+    """Appends to a file of JSON Lines. A full disk leaves no broken line in the file."""
 
     def __init__(self, path):
         self.path, self.fd = path, None
 
     def append(self, value):
-        """Add one line, whole or not at all. Raises OSError."""
+        """Add a line completely or not at all. Raises OSError."""
         if self.fd is None:
             self.fd = os.open(str(self.path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         line = json.dumps(value, separators=(",", ":")).encode() + b"\n"
-        # A full disk may take a part of a line: what it took is cut off again.
+        # A full disk may take a part of a line. That part is cut off again.
         size = os.fstat(self.fd).st_size
         try:
             is_complete = os.write(self.fd, line) == len(line)
@@ -279,8 +289,8 @@ class Lines:
 
 
 class Recorder:
-    """Writes the file of one attempt: `sample` lines, then `exit`. A failure goes to
-    `trouble(subject, cause)` and ends nothing."""
+    """Writes the file of one attempt: lines of kind `sample`, and at the end a line of kind `exit`.
+    Reports errors by `trouble(subject, cause)` and continues."""
 
     def __init__(self, task, folder, trouble, pids=dict):
         self.task, self.trouble = task, trouble
@@ -290,7 +300,7 @@ class Recorder:
         self.ticks_per_line = 1
 
     def write(self, line):
-        """Add a line to the file; a full disk is reported."""
+        """Add a line to the file. Reports an error, such as a full disk."""
         try:
             self.file.append(line)
         except OSError as error:
@@ -305,31 +315,27 @@ class Recorder:
         self.write(self.sampler.sample())
 
     def tick(self):
-        """Write a sample if it is due. To be called every INTERVAL."""
+        """Write a sample if it is due. The guard calls this every INTERVAL."""
         self.tick_count += 1
         if self.tick_count % self.ticks_per_line == 0:
             self.write(self.sampler.sample())
             self.line_count += 1
-            # The file of a run of weeks stays small: its lines become rarer.
+            # Lines become rarer, so that the file of a run of weeks stays small.
             if self.line_count % DECIMATE_AFTER == 0:
                 self.ticks_per_line *= 2
 
     def end(self, entry, peaks):
-        """Write the last sample and the exit line: `entry`, and {rank: largest memory in bytes}."""
+        """Write the last sample and the exit line. `entry`: the fields of exit_entry. `peaks`:
+        {rank: its largest memory in bytes}."""
         self.write(self.sampler.sample())
         self.sampler.gpus.stop()
         signs = self.sampler.signs
         self.write(dict({"kind": "exit"}, **entry, peak_memory_bytes=peaks, **signs))
 
-    def helper_pids(self):
-        """Return the pids of processes that belong to the recorder and not to the run."""
-        nvidia_smi = self.sampler.gpus.process
-        return [nvidia_smi.process.pid] if nvidia_smi is not None else []
-
 
 def exit_entry(mono_start, launch_status, workers):
-    """Return how an attempt ended on this node, for the record and the exit frame. `launch_status`
-    is launch's wait status, or None if it did not start."""
+    """Return the fields about the end of an attempt on this node, for the record and for the exit
+    frame. `launch_status`: launch's wait status, or None if launch did not start."""
     code, name = decode_status(launch_status) if launch_status is not None else (None, None)
     return {
         "mono_start": mono_start,
@@ -340,24 +346,24 @@ def exit_entry(mono_start, launch_status, workers):
     }
 
 
-LISTED_COMMANDS = 400  # processes listed with their command: a frame has 1 MiB at most
+LISTED_COMMANDS = 400  # processes that are listed with their command: a frame has at most 1 MiB
 
 
-def leftovers(commands, hanging):
-    """Return the exit frame's lists of the processes that were ended (`commands` by pid), and of
-    the pids `hanging` among them that could not be ended."""
-
-    def list_processes(pids):
-        return [
-            {"pid": pid, "command": commands[pid] if place < LISTED_COMMANDS else ""}
-            for place, pid in enumerate(sorted(pids))
+def list_leftovers(commands, hanging):
+    """Return two lists for the exit frame: `ended`, the processes that the guard killed, and
+    `left`, those of them that hang in the kernel. `commands`: {pid: command}; `hanging`: pids."""
+    lists = {"ended": sorted(commands), "left": sorted(hanging)}
+    return {
+        name: [
+            {"pid": pid, "command": commands[pid] if index < LISTED_COMMANDS else ""}
+            for index, pid in enumerate(pids)
         ]
-
-    return {"ended": list_processes(commands), "left": list_processes(hanging)}
+        for name, pids in lists.items()
+    }
 
 
 def stream():
-    """Print this machine's lines until their reader closes the pipe."""
+    """Print a line a second for `make top`, until the reader closes the pipe."""
     sampler = Sampler()
     sampler.gpus.start()
     try:
@@ -369,34 +375,33 @@ def stream():
 
 
 class Tail:
-    """Sends the growth of an attempt's record files, a little a second, so that the control
-    machine's copies grow with them. Nothing waits for it: launcher/collect.py fetches at the end
-    what a copy lacks."""
+    """Sends new lines of an attempt's record files, a piece a second, so that the copies on the
+    control node grow during the run. launcher/collect.py fetches missing lines at the end."""
 
     def __init__(self, folder, task):
         self.folder = folder
         self.sent_bytes = dict.fromkeys(records.names(task.attempt, task.ranks), 0)
-        self.step_times = {}  # file: when a line came that ends a step or something else
+        self.step_times = {}  # {file: when a line came last that is not of the kind `stall`}
 
     def send(self, frames):
-        """Send the next piece of each file, unless the reader is behind. Returns the bytes sent."""
+        """Send the next piece of each file, unless the reader is slow. Returns the bytes sent."""
         total = 0
         for name, offset in self.sent_bytes.items():
-            # Beats and the ranks' output go first; what is not sent is fetched at the end.
+            # Beats and the ranks' output have priority over records.
             if frames.size > BACKLOG_LIMIT:
                 break
             piece = self.read(name, offset)
             if piece:
                 frames.send("record", piece, file=name, offset=offset)
                 self.sent_bytes[name] += len(piece)
-                # A line `stall` says that a step does not end.
+                # A `stall` line reports that a step does not end, so it is no sign of activity.
                 if any(b'"stall"' not in line for line in piece.splitlines()):
                     self.step_times[name] = time.monotonic()
                 total += len(piece)
         return total
 
     def send_end(self, frames):
-        """Send up to END_BYTES of what was not sent yet."""
+        """Send what remains of the files, at most about END_BYTES."""
         total = 0
         while total < END_BYTES:
             size = self.send(frames)
@@ -407,7 +412,7 @@ class Tail:
     def read(self, name, offset):
         """Return whole lines from `offset` on, at most records.PIECE bytes; b"" for none."""
         try:
-            # The script may have put a pipe or a link there: that must not hold up the guard.
+            # The script may have put a named pipe or a link there, which must not block the guard.
             flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
             descriptor = os.open(str(self.folder / name), flags)
         except OSError:  # there is no file yet, or the disk fails, which its rank reports
@@ -418,6 +423,6 @@ class Tail:
             return b""
         finally:
             os.close(descriptor)
-        # A line longer than a piece is sent in parts.
+        # Only a line that is longer than a piece is cut.
         end = piece.rfind(b"\n") + 1
         return piece[:end] if end or len(piece) < records.PIECE else piece

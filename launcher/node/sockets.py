@@ -1,8 +1,9 @@
-"""Reads the machine's TCP connections, what was sent to whom and for how long, from the kernel's
-socket diagnostics, as `ss -ti` does; and judges from outside whether ranks take part in the run.
+"""Reads the machine's TCP connections, with bytes and times of sending, from the kernel's socket
+diagnostics, as `ss -ti` does. Peers sums the traffic by peer for the records, and RankTraffic
+judges for the guard whether the ranks train together.
 
-The formats are those of linux/netlink.h, linux/inet_diag.h and struct tcp_info of linux/tcp.h. They
-grow at the end only. Linux 4.10 and newer report bytes and times of sending.
+The formats are in linux/netlink.h, linux/inet_diag.h and struct tcp_info of linux/tcp.h. New
+kernels only add fields at the end. Linux 4.10 and newer report bytes and times of sending.
 """
 
 import collections
@@ -13,26 +14,27 @@ import time
 
 from launcher.node.processes import PROC, descendants
 
+# A request for the established connections of a family, with tcp_info (the attribute INFO).
 NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, DONE, ERROR = 4, 20, 3, 2
 REQUEST_DUMP, WITH_INFO, INFO, ESTABLISHED = 0x301, 1 << 1, 2, 1 << 1
 HEADER, ATTRIBUTE = struct.Struct("=LHHLL"), struct.Struct("=HH")
 REQUEST = struct.Struct("=BBBBL48x")
-# Family, source's port, destination's (both most significant byte first), source, destination,
-# interface, cookie; then expires, two queues and user, which are skipped; inode.
+# Fields of struct inet_diag_msg: family, source port, destination port (both big-endian), source,
+# destination, interface, cookie; four skipped fields; inode.
 MESSAGE = struct.Struct("=B3x2s2s16s16sL8s16xL")
 # Offsets in struct tcp_info.
 BYTES_ACKED, BYTES_RECEIVED, BUSY_TIME, RECEIVER_LIMITED = 120, 128, 168, 176
 MOST_SOCKETS, MOST_PEERS = 1 << 16, 64
 
-# `ends`: local address and port, the peer's address and port; `link`: how /proc names the socket;
-# `sent`, `received`: bytes that arrived there and here; `busy`: seconds in which there was
-# something to send and the peer had room for it. These three are None on a kernel before 4.10.
+# `cookie`: the kernel's number of the connection, never used again. `ends`: local address and port,
+# then the peer's. `link`: the name of the socket in /proc. `sent`: bytes that the peer has
+# acknowledged. `received`: bytes. `busy`: seconds in which there was something to send, and the
+# peer had room. The last three are None on a kernel before 4.10.
 Connection = collections.namedtuple("Connection", "cookie ends link sent received busy")
 
 
 def connections():
-    """Return the Connections of this network namespace. Raises OSError if the kernel has no such
-    diagnostics."""
+    """Return the Connections of this network namespace. Raises OSError if the kernel cannot."""
     result = []
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as link:
         link.settimeout(1.0)
@@ -78,22 +80,22 @@ def parse_connection(message):
                 struct.unpack_from("=Q", info, field)[0]
                 for field in (BYTES_ACKED, BYTES_RECEIVED, BUSY_TIME, RECEIVER_LIMITED)
             )
-            # Time in which the receiver had no room says nothing about the cable.
+            # Time in which the receiver had no room says nothing about the network.
             figures = sent, received, max(0, busy - limited) / 1e6
         offset += max(ATTRIBUTE.size, size + -size % 4)
     return Connection(cookie, ends, "socket:[{}]".format(inode), *figures)
 
 
 def address(family, raw):
-    """Return an address as people write it."""
-    # An IPv4 address that is mapped into IPv6, ::ffff:1.2.3.4, is written as 1.2.3.4.
+    """Return the text of an address."""
+    # ::ffff:1.2.3.4 is an IPv4 address in the form of IPv6, which becomes 1.2.3.4.
     if family == socket.AF_INET6 and raw[:12] == bytes(10) + b"\xff\xff":
         family, raw = socket.AF_INET, raw[12:]
     return socket.inet_ntop(family, raw[:4] if family == socket.AF_INET else raw)
 
 
 class Peers:
-    """Sums bytes and seconds of sending by peer. A sum keeps the connections that have ended."""
+    """Sums bytes and seconds of sending by peer, including connections that have ended."""
 
     def __init__(self):
         self.sums, self.sockets = {}, {}
@@ -103,7 +105,7 @@ class Peers:
         the first look, of the MOST_PEERS that got the most bytes. Raises OSError."""
         sockets = {}
         for cookie, (local, _, peer, _), _, sent, _, busy in connections():
-            if local == peer or sent is None:  # this machine to itself
+            if local == peer or sent is None:  # a connection within this machine
                 continue
             sockets[cookie] = sent, busy
             sent_before, busy_before = self.sockets.get(cookie, (0, 0.0))
@@ -116,46 +118,48 @@ class Peers:
         return {peer: dict(sums) for peer, sums in self.sums.items()}
 
 
-# Bytes: a model has at least the first, and whatever is no gradient has less than the second.
-RECEIVED_LEAST, SENT_MOST = 1 << 20, 1 << 16
+RECEIVED_LEAST = 1 << 20  # bytes of the smallest model
+SENT_MOST = 1 << 16  # bytes that a machine may send without sending gradients
 
 
 class RankTraffic:
-    """Sums what the ranks of this machine exchange with the run's machines, at `addresses`."""
+    """Sums the bytes that the ranks of this machine exchange with the machines at `addresses`."""
 
     def __init__(self, addresses):
         self.addresses = addresses
         self.met = set()  # ranks that have had a connection to another rank
         self.bytes = {}  # {cookie: (sent, received)}, ended connections included
-        self.received_since = None  # when RECEIVED_LEAST had come
+        self.received_since = None  # when RECEIVED_LEAST bytes had come
 
     def look(self, pids):
-        """Note the connections of the ranks that live, {rank: pid}. Raises OSError if the kernel
-        has no diagnostics."""
+        """Note the connections of the living ranks `pids`, {rank: pid}. Raises OSError if the
+        kernel has no socket diagnostics."""
         by_link = {connection.link: connection for connection in connections()}
         links_of_rank = {rank: by_link.keys() & sockets_of(pid) for rank, pid in pids.items()}
         local_ends = {by_link[link].ends for links in links_of_rank.values() for link in links}
         for rank, links in links_of_rank.items():
             rank_ends = {by_link[link].ends for link in links}
             for connection in (by_link[link] for link in links):
-                # A connection within one rank has both ends among the rank's ends; one between two
-                # ranks of this machine has them among this machine's, and uses no cable.
-                other_end = connection.ends[2:] + connection.ends[:2]
-                if connection.ends[2] in self.addresses and other_end not in rank_ends:
+                # A connection within the rank is also listed from its other end, in `rank_ends`. A
+                # connection of two ranks of this machine uses no network, and is in `local_ends`.
+                ends_from_peer = connection.ends[2:] + connection.ends[:2]
+                peer_address = connection.ends[2]
+                if peer_address in self.addresses and ends_from_peer not in rank_ends:
                     self.met.add(rank)
-                    if other_end not in local_ends and connection.sent is not None:
+                    if ends_from_peer not in local_ends and connection.sent is not None:
                         self.bytes[connection.cookie] = connection.sent, connection.received
         if self.received_since is None and self.total()[1] >= RECEIVED_LEAST:
             self.received_since = time.monotonic()
 
     def total(self):
-        """Return [bytes sent, bytes received]."""
-        return [sum(figures[way] for figures in self.bytes.values()) for way in (0, 1)]
+        """Return (bytes sent, bytes received)."""
+        sent = sum(sent for sent, _ in self.bytes.values())
+        return sent, sum(received for _, received in self.bytes.values())
 
     def only_received(self, seconds):
-        """Return the bytes received if a model's worth came and in the `seconds` after it almost
-        nothing went out, else None: the ranks' models were made equal, and no gradient summed."""
-        # By machine and not by rank: in a ring the first of its ranks receives, the last sends.
+        """Return the received bytes if the machine received a model, and in the `seconds` after
+        that sent almost nothing, so no gradients. Returns None otherwise."""
+        # The sums are of the machine, because in a ring its first rank receives and its last sends.
         sent, received = self.total()
         if self.received_since is None or sent > SENT_MOST:
             return None
@@ -163,7 +167,7 @@ class RankTraffic:
 
 
 def sockets_of(pid):
-    """Return /proc's names of the sockets of a process and of its descendants."""
+    """Return the names in /proc (`socket:[4711]`) of a process's sockets, and its descendants'."""
     links = set()
     for process in [pid, *descendants(pid)]:
         try:

@@ -1,7 +1,6 @@
-"""Starts the guard so that its death leaves no orphans: as a systemd service, or below wardens.
-
-docs/guard-protocol.md, "How nothing is left behind".
-"""
+"""Starts the guard so that no process of the run survives the guard's death: as a systemd service,
+which the kernel ends as a whole, or below wardens, which are processes that end all descendants.
+See "How nothing is left behind" in docs/guard-protocol.md. __main__.py calls `main`."""
 
 import os
 import pathlib
@@ -24,19 +23,19 @@ from launcher.node.processes import (
 CODE = pathlib.Path(__file__).resolve().parent
 SERVICE_MARK = "TANDEM_GUARD_SERVICE"  # in the environment of a guard that is a service already
 PROPERTIES = ["KillMode=control-group", "TimeoutStopSec=4", "TasksMax=infinity"]
-# {property: the first version of systemd that has it}. Without the first property a killed data
-# loader ends the guard unreported. With the second systemd-oomd spares the run when memory is
-# short; before 252 it ignores that on a user's services (systemd.resource-control(5)), where role
-# base helps.
+# {property: the first version of systemd with this property}. Without the first property, a data
+# loader that the kernel kills for lack of memory would end the guard without a report. With the
+# second property, systemd-oomd spares the run. Before version 252, systemd-oomd ignores the
+# property on a user's services (systemd.resource-control(5)), for which role base helps.
 SINCE = {"OOMPolicy=continue": 243, "ManagedOOMPreference=omit": 248}
 WARDENS = 2  # processes above the guard that only wait
-SHUTDOWN_SECONDS = 5  # that the guard gets to end the run itself
-JOURNAL_SECONDS = 2.0  # after which the journal has the lines about a service's end
+SHUTDOWN_SECONDS = 5  # of the guard, to end the run itself, before a warden ends all processes
+JOURNAL_SECONDS = 2.0  # until the journal has the lines about a service's end
 
 
 def main(arguments):
     """Run the guard as a service if possible, else below wardens. Returns its exit code."""
-    # This process is that service.
+    # The variable is set if this process is the service that another call of main() has started.
     if os.environ.pop(SERVICE_MARK, None):
         return guard.serve("service", None)
     name = re.sub(r"[^A-Za-z0-9_-]", "-", arguments[0] if arguments else "run")
@@ -53,9 +52,10 @@ def main(arguments):
 
 
 def ended_by_oomd(unit):
-    """Return whether systemd-oomd ended a service just now, as far as this user may read it in the
-    journal."""
-    # A line of systemd, or one of systemd-oomd.
+    """Return whether the journal says that systemd-oomd ended a service in the last minute. Some
+    users may not read the journal."""
+    # `NAME.service: systemd-oomd killed 3 process(es) in this unit.` is a line of systemd.
+    # `Killed /user.slice/.../NAME.service due to memory pressure ...` is a line of systemd-oomd.
     pattern = re.compile(
         r"^{0}\.service: systemd-oomd killed|^Killed \S*/{0}\.service due to ".format(unit), re.M
     )
@@ -72,7 +72,7 @@ def ended_by_oomd(unit):
 
 
 class NoService(Exception):
-    """This user cannot have a service here; the text is the reason."""
+    """This user cannot have a service on this machine; the text is the reason."""
 
 
 def service_command(unit):
@@ -92,11 +92,11 @@ def service_command(unit):
 
 
 def managers():
-    """Return the first words of systemd-run for each manager that may serve this user, the least
-    privileged first."""
+    """Return the beginning of a systemd-run command for each manager of services that this user may
+    reach, the least privileged one first."""
     if os.getuid() == 0:
         return [["systemd-run"]]
-    # A login without a session, as some ssh servers give it, lacks this variable.
+    # Some ssh servers make a login without a session, which lacks this variable.
     runtime = os.environ.setdefault("XDG_RUNTIME_DIR", "/run/user/{}".format(os.getuid()))
     user_manager = [["systemd-run", "--user"]] if pathlib.Path(runtime, "systemd").is_dir() else []
     ids = ["--uid={}".format(os.getuid()), "--gid={}".format(os.getgid())]
@@ -117,7 +117,7 @@ def unit_options(unit):
 
 
 def find_error(command):
-    """Run a command that should do nothing. Returns None if it works, else the reason."""
+    """Run a command that should do nothing. Returns None if it works, else why it fails."""
     try:
         result = subprocess.run(
             command,
@@ -136,26 +136,27 @@ def find_error(command):
 
 
 def run_below_wardens(run):
-    """Call `run` in a grandchild. Returns the exit code, in each of the three processes."""
+    """Call `run` in a grandchild of this process. Returns the exit code in each of the three
+    processes: this one and its child are the wardens."""
     signal.pthread_sigmask(signal.SIG_BLOCK, guard.WATCHED)
-    # Only the control side ends a run: a terminal's signals must not.
+    # Only the control node ends a run: the signals of a terminal must not.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     for _ in range(WARDENS):
-        # Each is a subreaper: a survivor inherits the children of the others.
+        # Each process is a subreaper, so that a survivor gets the children of a killed process.
         become_subreaper()
         parent = os.getpid()
         child = os.fork()
         if child:
             return wait_for(child)
         die_with_parent(signal.SIGUSR1, parent)
-        os.setsid()  # a signal to the control side's process group must not reach these
+        os.setsid()  # a signal to the process group of ssh's command must not reach the child
     return run()
 
 
 def wait_for(child):
-    """Wait until the child ends or the process above has ended; then end all descendants. Returns
-    the child's exit code, or 1."""
+    """Wait until the child or the parent of this process has ended, and then end all descendants.
+    Returns the child's exit code, or 1."""
     code = 1
     while True:
         number = signal.sigwaitinfo(guard.WATCHED).si_signo
@@ -167,7 +168,7 @@ def wait_for(child):
         elif number == signal.SIGTERM:
             os.kill(child, signal.SIGTERM)
         else:
-            # The process above was killed: the guard ends the run, for a few seconds by itself.
+            # SIGUSR1: the parent was killed. Let the guard end the run, but only for a few seconds.
             os.kill(child, signal.SIGUSR1)
             signal.sigtimedwait([signal.SIGCHLD], SHUTDOWN_SECONDS)
             break

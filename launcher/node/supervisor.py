@@ -1,8 +1,9 @@
-"""Runs between launch and one worker: gives it its rank's pipes and reports its end to the guard.
+"""Runs between launch and one worker: the supervisor gives the worker the pipes of its rank, and
+reports the worker's end to the guard.
 
-torch.distributed.run starts it in place of Python (PYTHON_EXEC) with Python's arguments. It is
-needed because launch returns 1 for any error of its workers, mixes the output of all workers, and
-leaves them running when it is killed.
+torch.distributed.run starts the supervisor instead of Python (PYTHON_EXEC), with Python's
+arguments. Without a supervisor, launch would return 1 for any error of a worker and mix the output
+of all workers. If launch were killed, its workers would continue.
 """
 
 import json
@@ -22,14 +23,14 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signa
 
 def open_pipe(guard, number):
     """Open the writing end of the guard's pipe `number`. Raises OSError."""
-    # By way of /proc: the pipe needs no name on a disk.
+    # A pipe of another process can be opened in /proc, so it needs no name on a disk.
     return os.open("/proc/{}/fd/{}".format(guard, number), os.O_WRONLY)
 
 
 def report(control, **fields):
     """Send one line to the guard."""
-    # Below PIPE_BUF, so that lines cannot interleave. If the guard is gone, launch's death ends
-    # this process.
+    # A line is shorter than PIPE_BUF, so the lines of several supervisors do not mix. If the guard
+    # is gone, launch ends, and then this process.
     try:
         os.write(control, json.dumps(fields).encode() + b"\n")
     except OSError:
@@ -37,11 +38,12 @@ def report(control, **fields):
 
 
 def insert_local_rank(arguments, option, local_rank):
-    """Return Python's arguments with `option=local_rank` as the script's first one, as
-    torch.distributed.launch would put it; unchanged if the script wants no such option."""
-    # Done here because versions of launch spell the option differently.
+    """Return Python's arguments with `option=local_rank` as the first argument of the script, where
+    torch.distributed.launch puts it. Without an `option`, nothing is inserted."""
+    # The supervisor does this, because versions of launch spell the option differently.
     if not option:
         return arguments
+    # `-u train.py ...` or `-u -m package.train ...`
     flag = arguments.index("-m") if "-m" in arguments[:2] else arguments.index("-u")
     place = flag + 2
     return [*arguments[:place], "{}={}".format(option, local_rank), *arguments[place:]]
@@ -50,12 +52,13 @@ def insert_local_rank(arguments, option, local_rank):
 def start_worker(argv):
     """Fork the worker and forward signals to it. Returns its pid."""
     supervisor = os.getpid()
-    # A signal that comes before the handlers are set waits until then.
+    # A signal waits until the handlers are set.
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     pid = os.fork()
     if pid == 0:
         die_with_parent(signal.SIGKILL, supervisor)
-        os.setsid()  # launch may signal the supervisor's group; the supervisor passes it on, once
+        # Launch may signal the supervisor's group. The worker must get a signal only once.
+        os.setsid()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         try:
             os.execvp(argv[0], argv)  # noqa: S606 (the very process)
@@ -73,12 +76,12 @@ def end_like(status):
     code = decode_status(status)[0]
     if code is not None:
         os._exit(code)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the worker has dumped already, if at all
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a second core dump would be of no use
     number = os.WTERMSIG(status)
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
-    os._exit(128 + number)  # a signal that by default does not end a process
+    os._exit(128 + number)  # reached if the signal ends no process by default
 
 
 def main():
@@ -90,10 +93,10 @@ def main():
     option = os.environ.pop("TANDEM_LOCAL_RANK", None)
     port = os.environ.pop("TANDEM_RANK_PORT", None)
     if port:
-        # Rank 0 has to open a store at this port. With launch's store all ranks would wait for it.
+        # Rank 0 opens a store at this port. Told to use launch's store, rank 0 would wait for it.
         os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
         os.environ["MASTER_PORT"] = port
-    # The script may start Pythons, which are no workers.
+    # The script may start other Pythons, which must not become workers.
     for name in ("PYTHON_EXEC", "TANDEM_GUARD_PYTHON"):
         del os.environ[name]
     let_rank_answer(os.environ, os.environ.pop("TANDEM_STACKS_FOLDER"), os.environ["RANK"])

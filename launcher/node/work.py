@@ -1,8 +1,8 @@
-"""Lays out what was sent in the folder that a program runs in, on its machine, and lists what the
-run wrote there.
+"""Copies sent files into the folder in which a program runs, and lists the files that the run wrote
+into that folder. The launcher runs `lay_out` and `show_files` on a machine.
 
-A list next to the folder has the hash of each file that was laid out. It distinguishes the files
-that were sent from the files of the run, which nothing that is sent may replace.
+A list next to the folder has the hash of each file that was copied. So the list distinguishes sent
+files from files of the run, which no sent file may replace.
 """
 
 import json
@@ -14,19 +14,19 @@ import urllib.parse
 
 from launcher.node.machine import Pulse, cause_of, file_sha256
 
-PART = ".tandem-part"  # a file that is being written
-LISTED_BYTES = 3 << 20  # an answer has 4 MiB at most
-FIRST_NAMES = 5  # that are listed for people, where names are only counted
-MOST_LINKS = 100  # whose targets are listed
+PART = ".tandem-part"  # the name of a file while it is written
+LISTED_BYTES = 3 << 20  # of the listed files: an answer has at most 4 MiB
+FIRST_NAMES = 5  # of files that are otherwise only counted
+MOST_LINKS = 100  # links with their targets
 
 
 def lay_out(mark, sent, work, outputs):
-    """Bring the files below `sent` into the folder `work`, make the folders `outputs` there, and
-    print after the mark which files the run keeps instead, and what went wrong."""
+    """Copy the files below `sent` into the folder `work`, and make the folders `outputs` in it.
+    Print after the mark the files that the run keeps instead (`kept`), and the error if any."""
     kept_names, problem, work = [], None, pathlib.Path(work)
     try:
         kept_names = update(pathlib.Path(sent), work)
-        for output in outputs:  # not every script makes the folder that it saves in
+        for output in outputs:  # some scripts do not make the folder into which they save
             (work / output).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         problem = cause_of(error)
@@ -34,10 +34,10 @@ def lay_out(mark, sent, work, outputs):
 
 
 def update(sent, work):
-    """Write the files that have changed since they were last laid out; return the names of those
-    that the run has created or changed, and keeps. Raises OSError."""
+    """Copy the files that have changed since the last call. Returns the names of files that are not
+    copied, because the run has created or changed them. Raises OSError."""
     laid_out, version = read_list(work), sent.parent.name
-    # The same version again, as in another attempt.
+    # Another attempt uses the same version, whose files are there already.
     if laid_out["version"] == version and not laid_out["kept"]:
         return []
     work.mkdir(parents=True, exist_ok=True)
@@ -46,23 +46,23 @@ def update(sent, work):
         pulse.beat()
         target, name = work / source.relative_to(sent), quote(source.relative_to(sent))
         new_hash, old_hash = file_sha256(source), files.get(name, [None])[0]
-        # What was sent has not changed. If the target differs, the run has changed or removed it.
+        # The sent file is the same as last time. If the target differs, the run has changed it.
         if new_hash == old_hash:
             continue
-        # The hash of what is at the target: "" for what is no file that can be read.
+        # The hash of the target: "" if it is not a readable file, None if nothing is there.
         try:
             is_file = stat.S_ISREG(target.lstat().st_mode)
             target_hash = file_sha256(target) if is_file else ""
         except FileNotFoundError:
             target_hash = None
-        except OSError:  # a file has the name of one of its folders, or nobody may read it
+        except OSError:  # a file is in the place of a folder above, or the target is unreadable
             target_hash = ""
         if target_hash not in (None, old_hash, new_hash):
             kept_names.append(name)
             continue
         if target_hash != new_hash:
-            # Whole or not at all, and with its time. Its owner may write to it, whatever the
-            # original allows, since the run or a later version may change it.
+            # The target appears completely or not at all. Its owner may always write to it, because
+            # the run or a later version may change it.
             target.parent.mkdir(parents=True, exist_ok=True)
             copy, status = target.with_name(PART), source.stat()
             shutil.copyfile(str(source), str(copy))
@@ -81,9 +81,10 @@ def list_path(work):
 
 
 def read_list(work):
-    """Return what was laid out in this folder: `files` has the hash, size and time of each."""
+    """Return the list next to this folder: `version` of the sent files, `files` {name: [hash, size,
+    time]} of the copies, and the names `kept`."""
     try:
-        if work.is_dir():  # otherwise somebody has removed it, and everything is new
+        if work.is_dir():  # otherwise the list is of a folder that somebody has removed
             return json.loads(list_path(work).read_text())
     except (OSError, ValueError):
         pass
@@ -101,16 +102,16 @@ def count_names(names):
 
 
 def show_files(mark, work, folders):
-    """Print after the mark the files that the run wrote into these folders below `work`, the newest
-    first, how many there are of everything else, by its kind, and where links lead."""
+    """Print after the mark: the files that the run wrote into these folders below `work`, the
+    newest first; the numbers of other entries by kind; and the targets of links."""
     sent, files, by_kind, pulse = read_list(pathlib.Path(work))["files"], {}, {}, Pulse()
     links = {}
     try:
-        os.chdir(work)  # relative paths may be longer than absolute ones
+        os.chdir(work)  # a relative path may lead deeper than the longest absolute path
         pending = list(folders)
     except OSError:  # nothing was sent to this machine yet
         pending = []
-    while pending:  # a walk that calls itself would end at a depth of 1,000
+    while pending:  # a recursive function would end at a depth of 1,000
         folder = pending.pop()
         try:
             entries = [(entry, entry.stat(follow_symlinks=False)) for entry in os.scandir(folder)]
@@ -133,11 +134,11 @@ def show_files(mark, work, folders):
                     links[key] = quote(target)
             elif not stat.S_ISREG(status.st_mode):
                 by_kind.setdefault("not regular files", set()).add(key)
-            elif sent.get(key, [])[1:] == size_and_time:
+            elif sent.get(key, [])[1:] == size_and_time:  # [hash, size, time]
                 by_kind.setdefault("sent", set()).add(key)
             elif entry.name != PART:
                 files[key] = size_and_time
-    # The answer has a limit: the newest files are listed, and all are counted.
+    # The answer's size is limited, so only the newest files are listed, and all are counted.
     listed, length = [], 0
     for key in sorted(files, key=lambda key: -files[key][1]):
         length += len(key) + 50

@@ -1,5 +1,6 @@
-"""The workers of this node as the guard sees them: how launch starts them, what they print on its
-way to the control side, and how they ended."""
+"""Starts launch (torch.distributed.run) and holds its workers, the ranks of this node: their pipes,
+their counters and their ends. Output sends what they print to the control node. guard.py decides
+when a worker has to end. A worker's supervisor (supervisor.py) runs between launch and the rank."""
 
 import collections
 import contextlib
@@ -20,30 +21,33 @@ from launcher.node.link import LineReader
 from launcher.node.machine import IN_JOB, PATH, current_user
 from launcher.node.processes import decode_status, die_with_parent
 
-OPEN_FILES = 65536  # data loaders pass tensors as descriptors; 1024, the usual limit, is too few
-POLL = 0.05  # seconds between two reads of output that keeps coming: one read takes many lines
-CHUNK = 1 << 16
-PIPE_SIZE = 1 << 20  # the most an ordinary user may have: room for a burst between two looks
-# The end of each stream, in which the error is found: one traceback of rich may have 100 KiB.
-TAIL, PIECES = 1 << 18, 4000  # bytes; reads
+OPEN_FILES = 65536  # data loaders pass tensors as descriptors, so the usual 1024 do not suffice
+POLL_SECONDS = 0.05  # between two reads while output keeps coming: one read takes many lines
+CHUNK = 1 << 16  # bytes of one read
+# The largest pipe of an ordinary user, so that a burst between two reads does not stop a rank.
+PIPE_SIZE = 1 << 20
+# The end of each stream is kept, to find the error in it: at most so many bytes, of so many reads.
+# One traceback of rich may have 100 KiB.
+TAIL, PIECES = 1 << 18, 4000
 
 
 class Stream:
-    """Holds a pipe for output. The guard keeps both ends, so it sees no end of file."""
+    """Holds a pipe for stdout or stderr of a rank, or of launch (rank None). The guard keeps both
+    ends open, so a read never reports the end of the file."""
 
     def __init__(self, rank, name):
         self.rank, self.name = rank, name
         self.reader, self.writer = os.pipe()
-        # Only the reader: a rank that prints waits for the guard, as it would for a terminal.
+        # Only the reader does not block: a rank that prints waits, as for a terminal.
         os.set_blocking(self.reader, False)
-        self.pieces, self.tail_bytes = collections.deque(), 0  # the end of it: (when, bytes)
-        self.last_read = None  # when something came last
-        # The kernel may refuse: all pipes of a user together have a limit. A small one does, too.
+        self.pieces, self.tail_bytes = collections.deque(), 0  # the stream's end: (time, bytes)
+        self.last_read = None  # when the newest bytes came
+        # The kernel limits the sum of all pipes of a user. A small pipe works, too.
         with contextlib.suppress(OSError):
             fcntl.fcntl(self.writer, getattr(fcntl, "F_SETPIPE_SZ", 1031), PIPE_SIZE)
 
     def read(self):
-        """Return what has come since the last look, at most CHUNK bytes; b"" for nothing."""
+        """Return the next bytes, at most CHUNK; b"" if none have come."""
         try:
             data = os.read(self.reader, CHUNK)
         except BlockingIOError:
@@ -51,24 +55,26 @@ class Stream:
         self.last_read = time.monotonic()
         self.pieces.append((self.last_read, data))
         self.tail_bytes += len(data)
-        # Tiny reads are limited by their number: each costs memory besides its bytes.
+        # The number of pieces is limited, because each one takes memory besides its bytes.
         while self.tail_bytes > TAIL or len(self.pieces) > PIECES:
             self.tail_bytes -= len(self.pieces.popleft()[1])
         return data
 
 
 class Worker:
-    """Describes a rank: `pid` is None until it starts, `status` until it ends; `peak` is its
-    largest resident memory, in bytes."""
+    """Holds the state of a rank. `pid` is None until the rank starts. `status`, its wait status, is
+    None until it ends. `peak`: its largest resident memory, in bytes. `counters`: the descriptor of
+    a file in which the rank counts its sums (contract/records.py), or -1."""
 
     def __init__(self, rank):
         self.rank, self.pid, self.status = rank, None, None
+        self.streams = [Stream(rank, "stdout"), Stream(rank, "stderr")]
         self.exception, self.error_lines, self.last_line = None, [], None
         self.start_time = None
         self.peak = None
         self.is_first_failure = False
-        # In memory, so that a rank that counts never waits for a disk; without a name, so that
-        # nothing stays behind. -1: this kernel has no such file, and nothing is counted.
+        # The file is in memory, so that a rank that counts never waits for a disk. It has no name,
+        # so that it never stays behind. Some kernels have no such files.
         self.counters = -1
         with contextlib.suppress(OSError):
             flags = os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC
@@ -80,53 +86,57 @@ class Worker:
         return self.pid is not None and self.status is None
 
     def read_sums(self):
-        """Return what the rank has counted of its sums, by the names of SUM_COUNTERS; {} if it
-        counts none."""
+        """Return the rank's counters, by the names of SUM_COUNTERS; {} if it counts none."""
         data = b"" if self.counters < 0 else os.pread(self.counters, records.SUM_BYTES, 0)
-        # The script may have cut the file.
+        # The script can open the file, too, and may have cut it.
         if len(data) < records.SUM_BYTES:
             return {}
         values = struct.unpack("={}q".format(len(records.SUM_COUNTERS)), data)
         sums = dict(zip(records.SUM_COUNTERS, values))
-        # A process that the rank started may have written there.
+        # Another process that the rank started may have written into the file.
         return sums if sums["pid"] == self.pid else {}
 
+    def describe_ending(self):
+        """Note what the rank's output says about its end."""
+        lines = [lines_of(stream.pieces) for stream in self.streams]
+        ending = describe_ending(lines, self.status != 0)
+        self.exception, self.error_lines, self.last_line = ending
+
     def outcome(self):
-        """Return the worker's entry in the record's last line."""
+        """Return the worker's entry in the last line of the machine's record."""
         if self.status is not None:
             code, name = decode_status(self.status)
         else:
-            # No supervisor reported its end: it was killed together with its supervisor.
+            # Nothing reported the worker's end: it was killed together with its supervisor.
             code, name = None, "SIGKILL" if self.pid else None
         return {"exit_code": code, "signal": name, "exception": self.exception}
 
 
 class Workers:
-    """Holds the ranks of the node, launch's output, and the pipe on which supervisors report."""
+    """Holds the ranks of the node, launch's streams, and the pipe on which supervisors report."""
 
     def __init__(self, ranks):
         self.members = [Worker(rank) for rank in ranks]
-        self.launch = [Stream(None, "stdout"), Stream(None, "stderr")]
-        self.streams = [[Stream(rank, "stdout"), Stream(rank, "stderr")] for rank in ranks]
+        self.launch_streams = [Stream(None, "stdout"), Stream(None, "stderr")]
         reader, self.control = os.pipe()
         self.reports = LineReader(reader)
 
     def all_streams(self):
         """Return launch's streams, then each rank's."""
-        return self.launch + [stream for pair in self.streams for stream in pair]
+        return self.launch_streams + [stream for rank in self.members for stream in rank.streams]
 
     def address(self):
-        """Return where supervisors find the pipes, `pid:control:out,err,counters:...`: the guard's
-        pid and its descriptors, three for each local rank. -1: this rank has no counters."""
-        triples = [
-            "{},{},{}".format(out.writer, err.writer, worker.counters)
-            for (out, err), worker in zip(self.streams, self.members)
-        ]
+        """Return the guard's pid and descriptors, by which supervisors open the pipes and counters:
+        `pid:control:out,err,counters:...`, with three descriptors for each local rank."""
+        triples = []
+        for worker in self.members:
+            out, err = worker.streams
+            triples.append("{},{},{}".format(out.writer, err.writer, worker.counters))
         return ":".join([str(os.getpid()), str(self.control), *triples])
 
     def read_reports(self):
-        """Read the supervisors' reports since the last look and update the workers. Returns
-        [(event, worker)], whose event is "start" or "exit"."""
+        """Read the new reports of supervisors, and update the workers. Returns [(event, worker)],
+        whose event is "start" or "exit"."""
         events = []
         for report in self.reports.lines():
             worker = self.members[report["local_rank"]]
@@ -137,14 +147,6 @@ class Workers:
             events.append((report["event"], worker))
         return events
 
-    def describe_ending(self, worker):
-        """Note in the worker what its output says about its end."""
-        streams = self.streams[self.members.index(worker)]
-        ending = describe_ending(
-            [lines_of(stream.pieces) for stream in streams], worker.status != 0
-        )
-        worker.exception, worker.error_lines, worker.last_line = ending
-
     def running(self):
         """Return the workers that are alive."""
         return [worker for worker in self.members if worker.is_running]
@@ -152,12 +154,6 @@ class Workers:
     def pids(self):
         """Return {rank: pid} of the workers that are alive."""
         return {worker.rank: worker.pid for worker in self.running()}
-
-    def last_output(self, worker):
-        """Return when the worker printed last, or else started (monotonic clock, seconds)."""
-        streams = self.streams[self.members.index(worker)]
-        reads = [stream.last_read for stream in streams if stream.last_read is not None]
-        return max([worker.start_time, *reads])
 
 
 def describe(worker):
@@ -167,14 +163,13 @@ def describe(worker):
 
 
 def start_launch(task, workers, mono_start, scratch):
-    """Start torch.distributed.run. `scratch` is a folder for temporary files that only the run's
-    user can enter. Raises OSError."""
+    """Start launch. `scratch`: a private folder for temporary files. Raises OSError."""
     guard = os.getpid()
-    stdout, stderr = workers.launch
+    stdout, stderr = workers.launch_streams
 
     def prepare_child():
         die_with_parent(signal.SIGKILL, guard)
-        # The guard ignores these two (register_wakeups), and a child would inherit that.
+        # A child inherits that the guard ignores these two signals (register_wakeups).
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -182,7 +177,7 @@ def start_launch(task, workers, mono_start, scratch):
         open_files = OPEN_FILES if is_unlimited else min(OPEN_FILES, hard_limit)
         resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, hard_limit))
 
-    # In a session of its own: a signal to launch's process group spares the guard.
+    # Launch gets a session, so that a signal to its process group does not reach the guard.
     return subprocess.Popen(
         task.argv,
         cwd=task.cwd,
@@ -199,15 +194,15 @@ def environment(task, workers, mono_start, scratch):
     """Return the whole environment of launch."""
     name, home = current_user()
     node_folder = pathlib.Path(__file__).resolve().parent
-    # Of the guard's environment only HOME, so that no shell startup file matters; in a Slurm job
-    # all of it, which has what the job's modules have set.
+    # Only HOME comes from the guard's environment, so that the shell's startup files do not matter.
+    # In a Slurm job the whole environment does, because the job's modules have set variables.
     values = {"PATH": PATH, "LANG": "C.UTF-8", "HOME": os.environ.get("HOME", home)}
     values.update(os.environ if IN_JOB in os.environ else {})
     values.update(USER=name, LOGNAME=name, TMPDIR=scratch)
     values.update(task.env)
     values.update(TANDEM_NODE=task.host, TANDEM_ATTEMPT=str(task.attempt))
     values.update(TANDEM_GUARD_MONO=repr(mono_start))
-    # Launch starts the script `worker` in place of Python, which needs the other values.
+    # Launch starts the script `worker` instead of Python. Its supervisor needs the other values.
     values.update(PYTHON_EXEC=str(node_folder / "worker"), TANDEM_GUARD_PIPES=workers.address())
     values.update(TANDEM_WORKER_PYTHON=task.argv[0], TANDEM_GUARD_PYTHON=sys.executable)
     values.update(TANDEM_STACKS_FOLDER=scratch)
@@ -215,15 +210,15 @@ def environment(task, workers, mono_start, scratch):
 
 
 class Output:
-    """Passes on output and reports, and calls `on_exit(worker)` at the end of each worker."""
+    """Sends output and starts of workers to the control node, and their ends to `on_exit`."""
 
     def __init__(self, workers, link, selector, on_exit):
         self.workers, self.link, self.selector, self.on_exit = workers, link, selector, on_exit
         self.next_poll = None  # None: the next byte wakes the loop
 
     def poll(self):
-        """Pass on what has come. Output that keeps coming waits POLL seconds, to be read at once;
-        otherwise the next byte wakes the loop."""
+        """Send the output that has come. While output keeps coming, it is read every POLL_SECONDS.
+        Otherwise the next byte wakes the guard's loop."""
         now = time.monotonic()
         if self.next_poll is not None and now < self.next_poll:
             return
@@ -235,12 +230,12 @@ class Output:
                 self.selector.register(fd, selectors.EVENT_READ)
             elif is_registered and is_busy:
                 self.selector.unregister(fd)
-        self.next_poll = now + POLL if is_busy else None
+        self.next_poll = now + POLL_SECONDS if is_busy else None
 
     def pass_on(self):
-        """Send output and reports. Returns whether more may follow at once."""
+        """Send output and reports. Returns whether more output may follow at once."""
         frames = self.link.frames
-        # Reports are read before the output and sent after it: a worker's end comes last.
+        # Reports are read before the output and sent after it, so that a worker's end comes last.
         events = self.workers.read_reports()
         is_busy = frames.is_full
         for stream in self.workers.all_streams() if not is_busy else []:

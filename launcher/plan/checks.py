@@ -1,4 +1,8 @@
-"""Prepares a run: machines are queried and checked until nothing is wrong, then it is planned."""
+"""Prepares a run: checks the machines until nothing is wrong, then plans attempts.
+
+run.py, measure.py and evaluate.py call `check_machines`. They and lifecycle.py call `make_plan` for
+each attempt. participants.py selects machines, judge.py checks them, plan.py computes the plan.
+"""
 
 from __future__ import annotations
 
@@ -33,24 +37,24 @@ from launcher.program import Needs, Program
 from launcher.programs import build_program
 from launcher.terminal import Terminal
 
-# Where they are set, oneDNN and torch's own kernels use no newer instructions than they say. A
-# rank's environment is made from scratch, so it has them only through the plan.
+# These variables limit the CPU instructions that oneDNN and torch use. A rank does not inherit the
+# launcher's environment, so the plan passes these variables on.
 INSTRUCTION_LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
 
-# torch for nodes of this machine that train by the checkout's own environment.
-OWN_ENVIRONMENT = CHECKOUT / ".venv"
+# Nodes on this machine may train with the checkout's environment, which has no torch at first.
+CHECKOUT_ENVIRONMENT = CHECKOUT / ".venv"
 INSTALL_TORCH = [str(CHECKOUT / "tools/venv.sh"), "torch"]
 
 
 def instruction_limits() -> dict[str, str]:
-    """Return the variables above that are set in the launcher's environment."""
+    """Return the INSTRUCTION_LIMITS that are set in the launcher's environment."""
     return {name: os.environ[name] for name in INSTRUCTION_LIMITS if os.environ.get(name)}
 
 
 @dataclass(frozen=True)
 class ReadyRun:
-    """Everything that was found out before anything is started: `machines` participate at the
-    start, `participants` knows all machines of the run."""
+    """Holds a checked run before its start: `machines` participate at the start, and `participants`
+    knows all machines that the run may use."""
 
     needs: Needs
     machines: OpenMachines
@@ -72,10 +76,10 @@ def check_machines(
     run: str | None = None,
     decided: Mapping[str, Any] | None = None,
 ) -> ReadyRun:
-    """Check everything and change nothing. A dry run has no `waiter`, and also checks machines that
-    are in use. `run` is the run to continue, and `decided` what its ranks decided. Raises
-    UserError."""
-    # First come the mistakes that no machine need be asked for.
+    """Check options and machines, without changing anything on the machines. A dry run has no
+    `waiter`, and also checks machines that are in use. `run`: the run to continue; `decided`: the
+    decisions of its ranks. Raises UserError."""
+    # Mistakes that the control node finds without the machines are reported first.
     program, hosts = build_program(config), inventory.hosts_of(config)
     read_balance(config.balance or BALANCE_AUTO, [host.name for host in hosts])
     terminal.say(*program.notes)
@@ -88,7 +92,7 @@ def check_machines(
         waiter.waited = name
     needs = Needs(config, program, run, decided or {})
     machines = participants.gather(moment, needs, waiter, name)
-    # Only now: weights and packages are fetched when nothing else can keep the run from starting.
+    # Fetching weights and packages may take long, so it comes after all other checks.
     try:
         program = fetch_files(with_layer(program, machines), terminal)
     except BaseException:
@@ -98,11 +102,11 @@ def check_machines(
 
 
 def add_torch(hosts: Sequence[Host], terminal: Terminal) -> None:
-    """Install torch for nodes of this machine if `make env` made their environment. The script says
-    how much that is, and does nothing a second time. Raises UserError."""
+    """Install torch for nodes on this machine whose environment `make env` made. The script prints
+    how much it downloads, and does nothing if torch is installed. Raises UserError."""
     local_hosts = [host for host in hosts if host.engine.is_local]
-    users = [host for host in local_hosts if OWN_ENVIRONMENT in Path(host.env_python).parents]
-    if not users or Path(sys.prefix) != OWN_ENVIRONMENT:
+    users = [h for h in local_hosts if CHECKOUT_ENVIRONMENT in Path(h.env_python).parents]
+    if not users or Path(sys.prefix) != CHECKOUT_ENVIRONMENT:
         return
     terminal.drain()
     if subprocess.call(INSTALL_TORCH):
@@ -113,11 +117,12 @@ def add_torch(hosts: Sequence[Host], terminal: Terminal) -> None:
 
 
 def make_plan(ready: ReadyRun, machines: OpenMachines, **details: Any) -> Plan:
-    """Return the plan of an attempt on these machines; `details` are plan.Request's. Raises
-    UserError."""
+    """Return the plan of an attempt on these machines. `details` are further fields of
+    plan.Request. Raises UserError."""
     needs, program, config = ready.needs, ready.program, ready.config
     measured = None
-    # Ranks of a script decide nothing, so nothing is measured for them.
+    # Ranks of our trainer decide their options by measurements. Ranks of a script only ask for
+    # their parts of a batch.
     if program.request:
         level = devices.precision(program, machines, needs.decided.get("precision"))
         expected = replace(program.request, precision=level.name if level else "auto")
@@ -145,8 +150,9 @@ def collect_measurements(
     machines: OpenMachines,
     decided: Mapping[str, Any],
 ) -> Measurements:
-    """Return what is known for an attempt on these machines, of `all_hosts` that the run may use.
-    `request.precision`: what the ranks will probably decide. Raises UserError."""
+    """Return the measurements by which the ranks of the trainer decide, for an attempt on
+    `machines`. `all_hosts`: the machines that the run may use; `request.precision`: the precision
+    that the ranks will probably choose. Raises UserError."""
     balance = read_balance(config.balance or BALANCE_AUTO, [host.name for host in all_hosts])
     hosts = machines.hosts
     setting = request.setting([host.name for host in hosts], request.precision)
@@ -166,11 +172,11 @@ def collect_measurements(
         balance=balance,
         decided=decided,
     )
-    # A single machine has no link, so any strategy would do.
+    # A single machine has no link to others, so no strategy has to be predicted.
     needs_prediction = len(hosts) > 1 and request.sync == AUTO
     if needs_prediction and find_prediction(measured, setting, request.phases) is None:
-        # The report predicts from an earlier run of the model, or from what `make plan` measured.
-        # If there is neither, it writes nothing.
+        # The report writes a prediction from an earlier run of the model, or from measurements of
+        # `make plan`. Without these it writes nothing.
         options = {
             "--nodes": len(setting.machines),
             "--model": setting.model,
@@ -184,9 +190,9 @@ def collect_measurements(
         argv = [sys.executable, "-m", "report", "plan", *words]
         subprocess.run(argv, cwd=CHECKOUT, capture_output=True, check=False)
         measured = replace(measured, prediction=runs.read_prediction(path))
-    # Nodes of one machine share its speed, and get equal batches whatever was measured.
+    # Measured speeds are for whole machines, so nodes that share a machine get equal batches.
     if 1 < len(hosts) == len(set(measured.hosts.values())) and balance == BALANCE_AUTO:
-        from report import measurements  # which no run with equal batches needs
+        from report import measurements  # imported late: few runs need it
 
         speeds = measurements.newest_speeds(folders.RUNS, setting)
         measured = replace(measured, speeds=speeds)
@@ -194,8 +200,8 @@ def collect_measurements(
 
 
 def collect_script_speeds(ready: ReadyRun, machines: OpenMachines) -> Measurements:
-    """Return what is known for an attempt of a script, whose ranks ask tandem.batch_size or
-    tandem.sampler for their parts. Raises UserError."""
+    """Return the measured speeds for an attempt of a script, whose ranks ask tandem.batch_size or
+    tandem.sampler for their parts of a batch. Raises UserError."""
     config, program, hosts = ready.config, ready.program, machines.hosts
     all_names = [host.name for host in ready.participants.hosts]
     measured = Measurements(
@@ -211,7 +217,7 @@ def collect_script_speeds(ready: ReadyRun, machines: OpenMachines) -> Measuremen
         decided=ready.needs.decided,
     )
     if len(hosts) > 1 and measured.balance == BALANCE_AUTO:
-        from report import measurements  # which no run with equal batches needs
+        from report import measurements  # imported late: few runs need it
 
         options = {"script": config.script, "folder": config.folder}
         speeds = measurements.script_speeds(folders.RUNS, program.name, options)

@@ -1,5 +1,5 @@
 """Copies and sends the code for the nodes: the files of a few folders of the checkout and, for a
-script or model of the user's, of the folder that it is in (files.py), compared by SHA-256.
+user's script or model, the files of its folder. files.py lists the files.
 
 The code is copied once, when it is first needed. The copy is hashed, recorded and sent. Changes to
 the checkout while a run waits or restarts do not become part of the run.
@@ -28,10 +28,11 @@ from launcher.node.machine import tree_sha256
 from launcher.plan.files import Files, has_repository, list_files
 
 TRIES = 3
-SECONDS, LEAST = 60.0, 16 << 20  # for each begun LEAST bytes: eight machines may share 1 Gbit/s
-# Each version has a folder of its own, which is there whole or not at all: other runs may start or
-# train from another one, and of two that send the same one in a moment the first stays.
+# Sending may take SECONDS for each begun LEAST bytes: eight machines may share 1 Gbit/s.
+SECONDS, LEAST = 60.0, 16 << 20
 FOLDER = "code"  # below node_dir
+# $1 is the folder of a version. Other runs may use other versions at this moment, so each version
+# has its own folder. mv makes it appear complete; if two runs send it at once, the first one stays.
 UNPACK = (
     'mkdir -p "${1%/*}" && new=$(mktemp -d "$1.XXXXXX") && trap \'rm -rf "$new"\' EXIT && '
     'chmod 755 "$new" && tar --extract --gzip --no-same-owner --directory="$new" && '
@@ -46,33 +47,32 @@ FOLDERS = (
     "recipes",
     "examples",
 )
-OWN = "own"  # where another folder goes in the tree
-WORK = "work"  # of a run, on a machine and here: where a copy of OWN runs, by machine
-LIBRARY = "library"  # where a script finds what it may import of ours
+OWN = "own"  # the folder in the tree for the user's files
+WORK = "work"  # the folder of a run, here and on machines, with a copy of OWN for each machine
+LIBRARY = "library"  # the folder in the tree with the modules of Tandem that a script may import
 
 
 @dataclass(frozen=True)
 class Code:
-    """Files to send: names relative to `tree`, a copy, and the hash of that tree. `files`: which
-    files of the user's folder, if there is one, are sent and which are not."""
+    """Describes one version of files to send: code, weights or packages."""
 
-    names: tuple[str, ...]
-    sha256: str
+    names: tuple[str, ...]  # relative to `tree`
+    sha256: str  # of the files in `tree`
     git_revision: str | None
     git_diff: str
-    tree: Path = CHECKOUT
+    tree: Path = CHECKOUT  # the folder that is sent, for code a copy
     kind: str = FOLDER  # the folder of all versions, below node_dir
-    files: Files = field(default_factory=Files)
+    files: Files = field(default_factory=Files)  # sent and unsent files of the user's folder
 
     @property
     def folder(self) -> str:
-        """Return the folder of this version, below node_dir."""
+        """The folder of this version, below node_dir."""
         return f"{self.kind}/{self.sha256[:12]}"
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """Files for each machine. `lead`: the start of a sentence that ends with their names."""
+    """Describes files for each machine. `lead` begins a sentence that ends with machine names."""
 
     code: Code
     lead: str
@@ -80,7 +80,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Source:
-    """The files in `folders` of the folder `root`, for the folder `into` of the tree."""
+    """Describes which files to copy: those in `folders` below `root`, into tree/into."""
 
     root: Path
     folders: tuple[str, ...]
@@ -92,14 +92,14 @@ class Source:
         return list_files(self.root, self.folders, self.script_folder)
 
     def copy(self, names: tuple[str, ...], tree: Path) -> bool:
-        """Copy the files. Returns whether nothing changed meanwhile. Raises UserError, OSError."""
+        """Copy the files. Return whether they stayed the same. Raises UserError and OSError."""
         for name in names:
             target = tree / self.into / name
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 shutil.copy2(self.root / name, target)
-                target.chmod(target.stat().st_mode | 0o200)  # another try may write it again
-            except FileNotFoundError:  # it has just been removed
+                target.chmod(target.stat().st_mode | 0o200)  # the next try may overwrite it
+            except FileNotFoundError:  # the file has just been removed
                 return False
         is_same = tree_sha256(self.root, names) == tree_sha256(tree / self.into, names)
         return is_same and names == self.files().sent
@@ -107,19 +107,19 @@ class Source:
 
 @lru_cache(maxsize=1)
 def current(user_folder: Path | None = None, script_folder: str = ".") -> Code:
-    """Return the code as it was when this was first called, including uncommitted changes: the
-    checkout's, and the files of `user_folder` (absolute), with the script in a folder below. Raises
-    UserError."""
+    """Return the code as it was at the first call, with uncommitted changes: the checkout's FOLDERS
+    and the files of `user_folder`, an absolute path. `script_folder` below it has the script.
+    Raises UserError."""
     sources = [Source(CHECKOUT, FOLDERS)]
     sources += [Source(user_folder, (".",), OWN, script_folder)] if user_folder else []
     try:
         folder, lock = make_scratch()
-        atexit.register(remove_scratch, folder, lock)  # the copy is needed as long as this process
+        atexit.register(remove_scratch, folder, lock)  # later attempts send the same copy
         tree = Path(folder) / "code"
-        # A copy counts only if the folder had the same files before and after it: an editor may
-        # save, or git check out, in between.
+        # An editor or git may write files during the copying. So the copy counts only if the
+        # folders have the same files before and after the copying.
         for _ in range(TRIES):
-            listed = [source.files() for source in sources]  # all, before any file is read
+            listed = [source.files() for source in sources]
             if not all(source.copy(files.sent, tree) for source, files in zip(sources, listed)):
                 continue
             pairs = [
@@ -127,14 +127,14 @@ def current(user_folder: Path | None = None, script_folder: str = ".") -> Code:
             ]
             names = [Path(into, name).as_posix() for into, name in pairs]
             if user_folder:
-                from tandem import standalone  # which no run of our own trainer needs
+                from tandem import standalone  # imported late: only scripts need it
 
                 standalone.write(tree / LIBRARY)
                 names += [f"{LIBRARY}/{name}" for name in standalone.files()]
-            # The checkout's commit and its uncommitted changes, for the record of the run.
+            # plan.json records the checkout's commit and its uncommitted changes.
             revision, diff = None, ""
             if has_repository(CHECKOUT):
-                with contextlib.suppress(UserError):  # git has no answer
+                with contextlib.suppress(UserError):  # git may fail in any of its commands
                     commit = git.run(CHECKOUT, "rev-parse", "HEAD").strip()
                     diff = os.fsencode(git.diff(CHECKOUT, *FOLDERS)).decode(errors="replace")
                     revision = commit
@@ -153,10 +153,10 @@ def current(user_folder: Path | None = None, script_folder: str = ".") -> Code:
 
 
 def send(code: Code, nodes: dict[str, Node], folders: dict[str, str]) -> None:
-    """Write the code into `folders[host]` of these machines, unless that exists. Raises
-    MachineError for those that failed."""
-    # All machines get the same bytes, which are packed once.
-    archive = packed(code)
+    """Write the code into `folders[host]` on these machines, unless the folder exists. Raises
+    MachineError with a problem for each machine that failed."""
+    # All machines get the same archive.
+    archive = pack(code)
     seconds = SECONDS * (1 + len(archive) // LEAST)
 
     def unpack(node: Node) -> str | None:
@@ -183,13 +183,13 @@ def send(code: Code, nodes: dict[str, Node], folders: dict[str, str]) -> None:
         raise MachineError([*problems], *problems.values())
 
 
-def packed(code: Code) -> memoryview:
-    """Return the files as tar.gz, on disk: weights may be larger than memory."""
+def pack(code: Code) -> memoryview:
+    """Return a tar.gz of the files. It is a mapped file, as weights may be larger than memory."""
     with tempfile.TemporaryFile() as archive:
-        # Weights do not get smaller by more work.
+        # A higher compression level hardly makes weights smaller.
         with tarfile.open(fileobj=archive, mode="w:gz", compresslevel=1) as tar:
             for name in code.names:
                 tar.add(code.tree / name, name)
         archive.flush()
-        # The map outlives the file, which has no name and goes with it.
+        # The map stays valid after the file is closed, and the disk space is freed with the map.
         return memoryview(mmap.mmap(archive.fileno(), 0, access=mmap.ACCESS_READ))

@@ -1,5 +1,8 @@
-"""Lists the files of a folder that are sent to the machines, and a reason for each that is not. Git
-decides which files it ignores, in each repository of the folder by the rules of that repository."""
+"""Lists the files of a folder that are sent to the machines, and why each other file is not sent.
+
+code.py lists the checkout and the user's folder here, then copies the files. Git decides which
+files are ignored, in each repository below the folder by the rules of that repository.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import functools
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -20,7 +23,7 @@ from launcher.machines.inventory import CHECKOUT
 
 MOST_FILES, MOST_BYTES, MOST_LEVELS = 50_000, 1 << 30, 100
 TOO_DEEP = f"nested in more than {MOST_LEVELS} folders"
-# By these names a file is never sent, tracked or not. (id_rsa is one, id_mapping.py is none.)
+# Files with these names are never sent, even if git tracks them: id_rsa, but not id_mapping.py.
 SECRETS = re.compile(
     r"\.env.*|.*\.(pem|key|p12|pfx|ppk|jks|kdbx|ovpn)|id_\w+|[._]netrc|\.\w+_history|\.pgpass"
     r"|\.git-credentials|\.pypirc|\.npmrc|\.s3cfg|\.boto|\.my\.cnf|\.htpasswd|\.[XI]\w*authority"
@@ -34,84 +37,70 @@ MOST_NAMES = 5  # names listed for each reason
 
 @dataclass(frozen=True)
 class Files:
-    """Names below a folder: of the files that are sent, and of unsent ones with the reason. A name
-    that ends in a slash means all files in a folder."""
+    """Names the files below a folder that are sent, and the files that are not sent."""
 
     sent: tuple[str, ...] = ()
-    unsent: tuple[tuple[str, str], ...] = ()
-    size: int = 0
+    unsent: tuple[tuple[str, str], ...] = ()  # (name, reason); `data/` means all files in data
+    size: int = 0  # bytes of the sent files
 
     def lines(self) -> list[str]:
-        """Return a line on the files that are sent, and one for each reason."""
+        """Return a line on the sent files, and for each reason a line on unsent files."""
         reasons: dict[str, list[str]] = {}
         for name, reason in self.unsent:
             reasons.setdefault(reason, []).append(name)
         lines = [f"sent: {pluralize(len(self.sent), 'file')}, {size(self.size)}"]
         for reason, names in reasons.items():
-            rest = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-            lines.append(f"not sent, {reason}: {', '.join(names[:MOST_NAMES])}{rest}")
+            ending = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+            lines.append(f"not sent, {reason}: {', '.join(names[:MOST_NAMES])}{ending}")
         return lines
 
     def modules(self) -> set[str]:
-        """Return all names by which these files, or folders of them, could be imported."""
-        segments = (text for name in self.sent for text in PurePosixPath(name).parts)
-        return {text.partition(".")[0] for text in segments}
+        """Return the names by which sent files and their folders could be imported: `src` and
+        `net` for `src/net.py`."""
+        segments = (segment for name in self.sent for segment in PurePosixPath(name).parts)
+        return {segment.partition(".")[0] for segment in segments}
 
     def folder_of(self, module: str) -> str | None:
-        """Return the folder that a module or package of this name is sent in, if it is not the
-        first one."""
+        """Return the folder from which a sent module or package of this name could be imported:
+        `src` for `src/net.py` and for `src/net/layers.py`. None if that is the root."""
         for path in map(PurePosixPath, self.sent):
-            name = path.with_suffix("") if path.parent.name != module else path.parent
-            if path.suffix == ".py" and name.name == module and name.parent.name:
-                return str(name.parent)
+            target = path.with_suffix("") if path.parent.name != module else path.parent
+            if path.suffix == ".py" and target.name == module and target.parent.name:
+                return str(target.parent)
         return None
 
     def why_not(self, name: str) -> str | None:
-        """Return why the file or folder of this name is not sent; None if it is unknown."""
+        """Return why a file or folder is not sent; None if it is sent or does not exist."""
         matches = (reason for item, reason in self.unsent if _is_in(name, item.rstrip("/")))
         return next(matches, None)
 
 
 def list_files(root: Path, folders: tuple[str, ...] = (".",), script_folder: str = ".") -> Files:
     """Return which files in these folders below `root` are sent. `script_folder` is sent even if
-    git ignores all of it. Raises UserError if git does not list the files that it ignores, and for
-    too many files or bytes."""
+    git ignores the whole folder. Raises UserError if git cannot list its ignored files, and for too
+    many files or bytes."""
     unsent: dict[str, str] = {}
     sent, links = dict[str, int](), dict[str, None]()
 
     @functools.cache
-    def is_environment(below: str) -> bool:
-        return any((root / below / mark).is_file() for mark in ENVIRONMENT_MARKS)
+    def is_environment(folder: str) -> bool:
+        return any((root / folder / mark).is_file() for mark in ENVIRONMENT_MARKS)
 
-    for name, tracked in _candidates(root, "", folders, unsent, script_folder):
-        # A folder may have a million files. Those that are not sent do not count.
+    for name, is_tracked in _find_candidates(root, "", folders, unsent, script_folder):
+        # A folder may have a million files, so the search ends once too many are to be sent.
         if len(sent) > MOST_FILES:
             break
         path = root / name
-        if stays := _stays(name, tracked, is_environment):
-            unsent.update([stays])
+        if exclusion := _find_exclusion(name, is_tracked, is_environment):
+            excluded_name, reason = exclusion
+            unsent[excluded_name] = reason
         elif path.is_symlink():
             links[name] = None
         elif path.is_file() and os.access(path, os.R_OK):
             sent[name] = path.stat().st_size
-        elif os.path.lexists(path):  # git lists what was removed, too
+        elif os.path.lexists(path):  # git also lists files that were removed
             unsent[name] = "unreadable"
-    ordered = sorted(sent)
-    # The deepest first, for a link may lead to a folder with others in it.
-    for name in sorted(links, key=lambda name: -name.count("/")):
-        target = _resolve_link(root, name)
-        if target is None:
-            unsent[name] = "links that lead out"
-            continue
-        sources = [] if _is_in(name, target) else _list_files_behind(target, ordered)
-        if not sources:
-            unsent[name] = "links to files that are not sent, or to their own folder"
-        for source in sources:
-            copy = name + source[len(target) :]
-            sent[copy] = sent[source]
-            bisect.insort(ordered, copy)
-        if len(sent) > MOST_FILES:  # a few links that lead to one another double it each time
-            break
+    _replace_links(root, links, sent, unsent)
     if len(sent) > MOST_FILES or sum(sent.values()) > MOST_BYTES:
         sizes: Counter[str] = Counter()
         for name, bytes_sent in sent.items():
@@ -127,26 +116,49 @@ def list_files(root: Path, folders: tuple[str, ...] = (".",), script_folder: str
     return Files(tuple(sorted(sent)), tuple(sorted(printable.items())), sum(sent.values()))
 
 
-def _list_files_behind(target: str, ordered: list[str]) -> list[str]:
-    """Return the names among `ordered`, sorted ones, of the file or of the folder `target`: for
-    `a`, the name `a` or all names that begin with `a/`."""
-    begin = bisect.bisect_left(ordered, target)
-    is_file = begin < len(ordered) and ordered[begin] == target
-    begin = end = bisect.bisect_left(ordered, f"{target}/")
-    while end < len(ordered) and ordered[end].startswith(f"{target}/"):
-        end += 1
-    return [*ordered[begin:end], *([target] if is_file else [])]
+def _replace_links(
+    root: Path, links: Iterable[str], sent: dict[str, int], unsent: dict[str, str]
+) -> None:
+    """Add the files behind each link to `sent`, under the link's name, or the link to `unsent`."""
+    sorted_names = sorted(sent)
+    real_root = root.resolve()
+    # A link may lead to a folder with other links in it, so the deepest links come first.
+    for name in sorted(links, key=lambda name: -name.count("/")):
+        try:
+            path = (root / name).resolve()
+        except (OSError, RuntimeError):  # the link leads to itself
+            path = real_root / name
+        if not path.is_relative_to(real_root):
+            unsent[name] = "links that lead out"
+            continue
+        target = path.relative_to(real_root).as_posix()
+        sources = []
+        if not _is_in(name, target):
+            # Names in the folder `target` begin with `target/`, so sorting puts them together.
+            begin = end = bisect.bisect_left(sorted_names, f"{target}/")
+            while end < len(sorted_names) and sorted_names[end].startswith(f"{target}/"):
+                end += 1
+            sources = [*sorted_names[begin:end], *([target] if target in sent else [])]
+        if not sources:
+            unsent[name] = "links to files that are not sent, or to their own folder"
+        for source in sources:
+            copy = name + source[len(target) :]  # `link/a.py` for `target/a.py`
+            sent[copy] = sent[source]
+            bisect.insort(sorted_names, copy)
+        # A few links that lead to each other's folders may double the number of files each time.
+        if len(sent) > MOST_FILES:
+            break
 
 
-def _candidates(
+def _find_candidates(
     root: Path,
     below: str,
     folders: tuple[str, ...],
     unsent: dict[str, str],
     script_folder: str = "",
 ) -> Iterator[tuple[str, bool]]:
-    """Yield the files in a folder below the root, and whether git tracks them. Ignored files go to
-    `unsent`. Raises UserError."""
+    """Yield (name, is_tracked) for the files in the folders `folders` of root/below. Add ignored
+    files to `unsent`. `below` is "" or ends in a slash. Raises UserError."""
     folder = root / below
     if below.count("/") > MOST_LEVELS:
         unsent[below] = TOO_DEEP
@@ -156,18 +168,18 @@ def _candidates(
             yield from _walk(root, below + name, unsent)
         return
     untracked = ("--others", "--exclude-standard")
-    tracked = dict.fromkeys(_listed(folder, below, folders, "--cached"), True)
-    names = dict.fromkeys(_listed(folder, below, folders, *untracked), False) | tracked
-    if names:  # git ends with an error in a folder that it ignores
-        ignored = _listed(folder, below, folders, *untracked, "--ignored", "--directory")
+    tracked = dict.fromkeys(_list_by_git(folder, below, folders, "--cached"), True)
+    names = dict.fromkeys(_list_by_git(folder, below, folders, *untracked), False) | tracked
+    if names:  # git fails in a folder that it ignores
+        ignored = _list_by_git(folder, below, folders, *untracked, "--ignored", "--directory")
         unsent |= dict.fromkeys(ignored, "ignored by git")
     if script_folder and not any(
-        # It may also be in a repository within this one, which is listed as one name.
+        # The script may also be in a nested repository, which git lists as one name.
         _is_in(name, script_folder) or _is_in(script_folder, name.rstrip("/"))
         for name in names
     ):
-        # People keep scripts in folders that are not for others, like scratch/. As git has no rules
-        # for what is in them, all of it is sent, as without git.
+        # Git ignores the script's folder: people keep private scripts in folders such as scratch/.
+        # Git has no further rules for such a folder, so all its files are sent.
         for name in [name for name in unsent if _is_in(name.rstrip("/"), script_folder)]:
             del unsent[name]
         for name in [name for name in unsent if _is_in(script_folder, name.rstrip("/"))]:
@@ -179,15 +191,15 @@ def _candidates(
             yield name, is_tracked
         elif os.path.lexists(path / ".git"):
             script = script_folder if _is_in(script_folder, name.rstrip("/")) else ""
-            yield from _candidates(root, name.rstrip("/") + "/", (".",), unsent, script)
+            yield from _find_candidates(root, name.rstrip("/") + "/", (".",), unsent, script)
         else:
             unsent[f"{name}/"] = "submodules without their files (git submodule update --init)"
 
 
 def has_repository(folder: Path) -> bool:
     """Return whether a folder is in a repository that git reads."""
-    # Tandem's folder may have been unpacked in another repository, or git may not read it (NTFS, a
-    # container). The files to send are known without git.
+    # The checkout may have been unpacked inside another repository, or git may refuse to read it
+    # (NTFS, a container). Then git is not needed, since code.py names the folders to send.
     if folder != CHECKOUT:
         return git.root_of(folder.resolve()) is not None
     try:
@@ -196,8 +208,9 @@ def has_repository(folder: Path) -> bool:
         return False
 
 
-def _listed(folder: Path, below: str, folders: tuple[str, ...], *words: str) -> list[str]:
-    """Return the names that git lists. Raises UserError if it does not: it may ignore keys."""
+def _list_by_git(folder: Path, below: str, folders: tuple[str, ...], *words: str) -> list[str]:
+    """Return the names that `git ls-files` prints, relative to the root. Raises UserError if git
+    fails: without its rules, keys and data might be sent."""
     try:
         output = git.run(folder, "ls-files", "-z", *words, "--", *folders)
     except UserError as error:
@@ -215,12 +228,12 @@ def _listed(folder: Path, below: str, folders: tuple[str, ...], *words: str) -> 
 
 
 def _walk(root: Path, start: str, unsent: dict[str, str]) -> Iterator[tuple[str, bool]]:
-    """Yield the files of a folder without a repository, and those of repositories below it. Raises
-    UserError."""
-    has_home = False
-    with contextlib.suppress(RuntimeError):  # a container's user may have none
-        has_home = Path.home().resolve().is_relative_to((root / start).resolve())
-    if has_home:
+    """Yield (name, is_tracked) for the files of root/start, a file or a folder without a
+    repository. For repositories below this folder, yield their candidates. Raises UserError."""
+    contains_home = False
+    with contextlib.suppress(RuntimeError):  # a container's user may have no home
+        contains_home = Path.home().resolve().is_relative_to((root / start).resolve())
+    if contains_home:
         raise UserError(
             f"{root} is or contains your home, and Tandem would send everything in it: move "
             "the code into a folder of its own."
@@ -229,57 +242,50 @@ def _walk(root: Path, start: str, unsent: dict[str, str]) -> Iterator[tuple[str,
         yield start, False
         return
 
-    def name_of(path: str) -> str:
+    def relative_name(path: str) -> str:
         return Path(path).relative_to(root).as_posix()
 
-    def keep(error: OSError) -> None:
-        unsent[f"{name_of(error.filename)}/"] = "unreadable"
-
-    for place, inner, names in os.walk(root / start, onerror=keep):
-        if name_of(place).count("/") >= MOST_LEVELS:  # what copies and removes them would recurse
-            unsent[f"{name_of(place)}/"], inner[:] = TOO_DEEP, []
+    unreadable: list[OSError] = []
+    for folder, subfolders, file_names in os.walk(root / start, onerror=unreadable.append):
+        # Copying and removing deeper folders would exceed Python's recursion limit.
+        if relative_name(folder).count("/") >= MOST_LEVELS:
+            unsent[f"{relative_name(folder)}/"], subfolders[:] = TOO_DEEP, []
             continue
-        paths = [Path(place) / name for name in sorted(inner)]
+        paths = [Path(folder) / name for name in sorted(subfolders)]
         links = [path for path in paths if path.is_symlink()]
         repositories = [path for path in paths if os.path.lexists(path / ".git")]
-        inner[:] = [path.name for path in paths if path not in links + repositories]
+        # os.walk enters the subfolders that remain in its list.
+        subfolders[:] = [path.name for path in paths if path not in links + repositories]
         for path in repositories:
-            yield from _candidates(root, f"{name_of(str(path))}/", (".",), unsent)
-        for name in [*names, *(path.name for path in links)]:
-            yield name_of(f"{place}/{name}"), False
+            yield from _find_candidates(root, f"{relative_name(str(path))}/", (".",), unsent)
+        for name in [*file_names, *(path.name for path in links)]:
+            yield relative_name(f"{folder}/{name}"), False
+    unsent.update((f"{relative_name(error.filename)}/", "unreadable") for error in unreadable)
 
 
-def _stays(
-    name: str, tracked: bool, is_environment: Callable[[str], bool]
+def _find_exclusion(
+    name: str, is_tracked: bool, is_environment: Callable[[str], bool]
 ) -> tuple[str, str] | None:
-    """Return the file or folder that stays here, and why; None if the file is sent."""
+    """Return (name, reason) of the file, or of a folder around it, that must not be sent; None if
+    the file may be sent."""
     path = PurePosixPath(name)
     if name.count("/") > MOST_LEVELS:
         return name, TOO_DEEP
-    # The outermost folder is named: one line for an environment, not one for each of its files.
-    for folder in list(map(str, path.parents))[-2::-1]:
-        folder_name = PurePosixPath(folder).name
-        if folder_name in CACHES:
+    # The outermost folder comes first, so that an environment is one entry, not one for each file.
+    # For a/b/c.py the parents are a/b, a and `.`, in this order; `.` is left out.
+    for folder in reversed(list(path.parents)[:-1]):
+        if folder.name in CACHES:
             return f"{folder}/", "caches"
-        if is_environment(folder):
+        if is_environment(str(folder)):
             return f"{folder}/", "environments of Python"
-        if folder_name.startswith(".") and not tracked:
+        if folder.name.startswith(".") and not is_tracked:
             return f"{folder}/", "hidden folders that git does not track"
     if SECRETS.fullmatch(path.name):
         return name, "names of secret files"
+    # Python decodes bytes that are not UTF-8 as characters of this range.
     if any("\ud800" <= letter <= "\udfff" for letter in name):
         return name, "names that are not UTF-8"
     return None
-
-
-def _resolve_link(root: Path, name: str) -> str | None:
-    """Return the target of a link, by its name below the root; None for a place outside."""
-    try:
-        target, real_root = (root / name).resolve(), root.resolve()
-    except (OSError, RuntimeError):  # it leads to itself
-        return name
-    is_inside = target.is_relative_to(real_root)
-    return target.relative_to(real_root).as_posix() if is_inside else None
 
 
 def _is_in(name: str, folder: str) -> bool:

@@ -1,12 +1,12 @@
-"""Makes a layer of the packages of a script's requirements.txt, above the stack's environment: once
-and here, so that it is the same on all machines.
+"""Makes a layer: a folder with the packages of a script's requirements.txt, which the machines use
+in addition to the stack's environment. The control node makes the layer once for all machines.
 
-After requirements.py has read the requirements, uv on this machine resolves them for the Python of
-the machines and unpacks the wheels. The folder stays here and on the machines, under a hash of the
-request. Only wheels are installed, so nothing is built, and a machine needs neither uv nor
-internet. uv gets a wheel without contents for each package of the environment, with the package's
-version and a local label. It prefers these wheels, so it downloads none of these packages and
-cannot replace torch or CUDA. Scripts find the unpacked wheels by PYTHONPATH.
+requirements.py reads the file. Then uv on the control node resolves it for the machines' Python and
+unpacks the wheels. guards.py sends the folder, which scripts find by PYTHONPATH. A hash of the
+request is its name. Only wheels are installed: nothing is built, and machines need no internet.
+
+uv must not replace torch or CUDA. So it gets a stub, an empty wheel, for each package of the
+environment. A stub has the package's version with the label `stack`. uv prefers these versions.
 """
 
 from __future__ import annotations
@@ -43,96 +43,98 @@ from launcher.plan.requirements import OWN_WHEEL, Package, RequirementsFile, rea
 
 CACHE, BUNDLE = CHECKOUT / ".tandem/layers", CHECKOUT / "bundle/layers"
 FOLDER = "layers"  # below node_dir
-SHOWN = 6  # packages that are named
-DAYS = 30  # after its last use a layer is thrown away, here and on the machines
-MAX_BYTES = 1 << 30  # of what uv writes, and of its memory
+SHOWN = 6  # packages that a summary names
+DAYS = 30  # after its last use a layer is deleted, on the control node and on the machines
+MAX_BYTES = 1 << 30  # that uv may write, and that it may use of memory
 POLL_SECONDS = 0.05
 LABEL = "stack"
-# The C libraries, glibc 2.x, for which uv chooses wheels: a machine between two gets those of the
-# lower one. Wheels for newer ones would not run on all that site.yml sets up.
+# Minor versions of glibc 2.x for which uv chooses wheels. A machine gets wheels for the highest of
+# these versions that its own glibc reaches. Ubuntu 18.04, which site.yml sets up, has 2.27.
 GLIBCS = (28, 17)
-# What belongs to the stack: a script's layer neither replaces nor adds any of it. nvidia-ml-py only
-# reads the driver's figures for packages such as ultralytics.
-STACKS = re.compile(r"torch|torchvision|pytorch-triton|triton|apex|nvidia-(?!ml-py$).*|cuda-.*")
+# Packages of the stack, which a script's layer neither replaces nor adds. nvidia-ml-py is none: it
+# only reads the driver's figures, for packages such as ultralytics.
+STACK_PACKAGES = re.compile(
+    r"torch|torchvision|pytorch-triton|triton|apex|nvidia-(?!ml-py$).*|cuda-.*"
+)
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
+# In `2.15.0+stack` and `1.12.1+cu102.stack` this is `+stack` and `.stack`.
 LABELLED = re.compile(rf"[+.]{LABEL}\b")
+# uv's error for a package without wheels: `Building source distributions for `tool` is disabled`.
 NO_WHEEL = re.compile(r"(?:Wheels are required|Building source distributions) for `(\S+)`")
-# The variables that uv gets. In addresses, even in those of a wheel's metadata, it replaces ${NAME}
-# in capitals by its value. So proxies, which may have passwords, have their names in small letters.
+# The variables that uv gets. uv replaces ${NAME} in addresses, even in those of a wheel's metadata,
+# but only names in capitals. Proxies may have passwords, so their names have small letters.
 VARIABLES = ("PATH", "HOME", "TMPDIR", "LANG", "SSL_CERT_FILE", "SSL_CERT_DIR")
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
 @dataclass(frozen=True)
 class Environment:
-    """The environment of machines: Python 3.11, the suitable one of GLIBCS, and packages by their
-    canonical names."""
+    """Describes the environment of the machines, for which wheels are chosen."""
 
-    python: str
-    glibc: int
-    packages: tuple[tuple[str, str], ...]
+    python: str  # such as "3.11"
+    glibc: int  # from GLIBCS
+    packages: tuple[tuple[str, str], ...]  # (canonical name, version), sorted
     architecture: str = "x86_64"
 
     @classmethod
     def from_facts(
         cls, python: str, glibc: int, packages: Mapping[str, str], architecture: str = "x86_64"
     ) -> Environment:
-        minor = ".".join(python.split(".")[:2])
-        # Names come from a machine and become names of files here.
-        real = {name: version for name, version in packages.items() if NAME.fullmatch(name)}
-        named = sorted((canonical(name), version) for name, version in real.items())
-        suitable = max([GLIBCS[-1], *(wheels for wheels in GLIBCS if wheels <= glibc)])
-        return cls(minor, suitable, tuple(named), architecture)
+        minor_version = ".".join(python.split(".")[:2])  # "3.11" for "3.11.2"
+        # A machine reports these names, and they become file names of stubs: skip invalid ones.
+        valid = {name: version for name, version in packages.items() if NAME.fullmatch(name)}
+        pairs = sorted((canonical_name(name), version) for name, version in valid.items())
+        wheel_glibc = max([GLIBCS[-1], *(version for version in GLIBCS if version <= glibc)])
+        return cls(minor_version, wheel_glibc, tuple(pairs), architecture)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer. `tree`: its folder, with a hash of the request in the name; `sha256`: of its files;
-    `packages`: those in it; `provided`: those of the environment that it needs. Both map names to
-    versions."""
+    """Describes a layer on the control node."""
 
-    tree: Path
-    sha256: str
-    packages: dict[str, str]
-    provided: dict[str, str]
+    tree: Path  # its folder; the parent's name is the hash of the request
+    sha256: str  # of the files in `tree`
+    packages: dict[str, str]  # {name: version} of the packages in the layer
+    provided: dict[str, str]  # {name: version} of packages that it needs from the environment
 
     @property
     def folder(self) -> str:
-        """Return its folder on a machine, below node_dir."""
+        """The layer's folder on a machine, below node_dir."""
         return self.code().folder
 
     def code(self) -> Code:
-        """Return its files as code to send."""
+        """Return the layer's files in the form in which code is sent."""
         files = (path for path in self.tree.rglob("*") if path.is_file())
         names = sorted(str(path.relative_to(self.tree)) for path in files)
         return Code(tuple(names), self.sha256, None, "", self.tree, FOLDER)
 
     def summary(self) -> str:
-        """Name the first of its packages."""
+        """Return the names and versions of the first packages, for a message."""
         shown = [f"{name} {version}" for name, version in [*self.packages.items()][:SHOWN]]
         count = len(self.packages) - len(shown)
         return f"{', '.join(shown)}{f' and {count} more' if count else ''}"
 
     def modules(self) -> set[str]:
-        """Return the modules that can be imported from it."""
+        """Return the names of the modules that scripts can import from the layer."""
         return {path.name.partition(".")[0] for path in self.tree.iterdir()}
 
     def differs(self, packages: Mapping[str, str]) -> list[str]:
-        """Return the packages that a machine with these `packages` lacks, or has in another
-        version."""
-        versions = {canonical(name): version for name, version in packages.items()}
+        """Return the packages in `provided` that a machine with these `packages` lacks, or has in
+        another version."""
+        versions = {canonical_name(name): version for name, version in packages.items()}
         provided = self.provided.items()
         return [f"{name} {version}" for name, version in provided if versions.get(name) != version]
 
 
-def canonical(name: str) -> str:
+def canonical_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def layer_key(requirements: RequirementsFile, environment: Environment) -> str:
-    """Hash the request and all that decides which wheels fit; the stack's own packages stand for
-    all of the environment."""
-    stack = [package for package in environment.packages if STACKS.fullmatch(package[0])]
+    """Return a hash of everything that decides which wheels fit."""
+    # The stack's packages stand for the whole environment: judge.py checks by Layer.differs that a
+    # machine has the other packages that the layer needs.
+    stack = [package for package in environment.packages if STACK_PACKAGES.fullmatch(package[0])]
     packages = [[package.line() for package in requirements.packages]]
     packages += [[package.line() for package in requirements.constraints]]
     machine = [environment.python, environment.glibc, environment.architecture]
@@ -143,14 +145,14 @@ def layer_key(requirements: RequirementsFile, environment: Environment) -> str:
 def build_layer(
     requirements: RequirementsFile, environment: Environment, folder: Path | None = None
 ) -> Layer:
-    """Return the layer, and make it in `folder` (the cache, or BUNDLE for a day without internet)
-    if neither that folder nor the bundle has it. Raises UserError."""
-    # The key has all that decides which wheels fit, so an equal key needs no resolving.
+    """Return the layer for these requirements. Make it in `folder` if neither `folder` nor BUNDLE
+    has it; `folder` is CACHE by default, and BUNDLE in `make bundle`. Raises UserError."""
+    # An equal key means equal wheels, so a layer with this key need not be resolved again.
     key, folder = layer_key(requirements, environment), folder or CACHE
     try:
         CACHE.mkdir(parents=True, exist_ok=True)
         with open_lock(CACHE / ".lock") as file:
-            # Only one launcher of a checkout makes layers: a second one waits, then finds them.
+            # A second launcher process waits for this lock, and then finds the layer.
             fcntl.flock(file, fcntl.LOCK_EX)
             layer = load_layer(BUNDLE / key) or load_layer(folder / key)
             layer = layer or make_layer(requirements, environment, folder / key)
@@ -168,7 +170,7 @@ def build_layer(
 
 
 def load_layer(folder: Path) -> Layer | None:
-    """Return the layer in a folder, or None if it is not complete."""
+    """Return the layer in a folder; None if its files are incomplete or have changed."""
     try:
         record = decode((folder / "layer.json").read_bytes(), LayerRecord, "layer")
         layer = Layer(folder / "tree", **structs.asdict(record))
@@ -178,7 +180,7 @@ def load_layer(folder: Path) -> Layer | None:
 
 
 def make_layer(requirements: RequirementsFile, environment: Environment, target: Path) -> Layer:
-    """Resolve and unpack the packages into `target`, whole or not at all. Raises UserError."""
+    """Resolve the packages, and unpack them into `target` or not at all. Raises UserError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as name:
         scratch = Path(name)
@@ -191,12 +193,12 @@ def make_layer(requirements: RequirementsFile, environment: Environment, target:
             write_packages(scratch / "lock.txt", missing)
             words = ["install", "--target", str(tree), "--no-deps", "--require-hashes"]
             run_uv([*words, "-r", str(scratch / "lock.txt")], requirements, environment, scratch)
-            (tree / ".lock").unlink(missing_ok=True)  # uv's
+            (tree / ".lock").unlink(missing_ok=True)  # uv leaves this file
         unpacked = importlib.metadata.distributions(path=[str(tree)])
-        packages = {canonical(package.metadata["Name"]): package.version for package in unpacked}
-        # The packages that the file names come first.
-        named = [package.name for package in requirements.packages]
-        packages = {name: packages[name] for name in (*named, *packages) if name in packages}
+        packages = {canonical_name(dist.metadata["Name"]): dist.version for dist in unpacked}
+        # Packages that the user requires come before their dependencies.
+        required = [package.name for package in requirements.packages]
+        packages = {name: packages[name] for name in (*required, *packages) if name in packages}
         sha256 = tree_sha256(tree) or ""
         record = {"packages": packages, "provided": provided, "sha256": sha256}
         (fresh / "layer.json").write_text(json.dumps(record), encoding="utf-8")
@@ -208,11 +210,11 @@ def make_layer(requirements: RequirementsFile, environment: Environment, target:
 def resolve(
     requirements: RequirementsFile, environment: Environment, scratch: Path
 ) -> tuple[Package, ...]:
-    """Return what uv chooses, each package with its version and hashes. Raises UserError."""
+    """Return the packages that uv chooses, each with its version and hashes. Raises UserError."""
     stubs, request, limits, lock = (
         scratch / name for name in ("stubs", "asked.txt", "constraints.txt", "resolved.txt")
     )
-    # A stub is a wheel of a package of the environment, with nothing in it.
+    # Write a stub for each package of the environment.
     stubs.mkdir()
     text = "Wheel-Version: 1.0\nGenerator: tandem\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     for name, version in environment.packages:
@@ -224,9 +226,9 @@ def resolve(
             wheel.writestr(f"{stem}.dist-info/WHEEL", text)
             wheel.writestr(f"{stem}.dist-info/RECORD", "")
     pins = [f"{name}=={label_version(version)}" for name, version in environment.packages]
-    stack = [line for line in pins if STACKS.fullmatch(line.partition("==")[0])]
-    # uv prefers what a lock has already: packages of the environment are kept if they can be, and
-    # torch and CUDA in any case.
+    stack = [line for line in pins if STACK_PACKAGES.fullmatch(line.partition("==")[0])]
+    # uv prefers the versions in an existing lock, so it keeps packages of the environment if the
+    # requirements allow. The stack's packages are also constraints, which uv must keep.
     lock.write_text("\n".join(pins) + "\n", encoding="utf-8")
     write_packages(request, requirements.packages)
     write_packages(limits, requirements.constraints, stack)
@@ -239,8 +241,8 @@ def resolve(
 def split_packages(
     locked: Sequence[Package], requirements: RequirementsFile, environment: Environment
 ) -> tuple[list[Package], dict[str, str]]:
-    """Return the packages to unpack, and the versions of those that the environment has. Raises
-    UserError."""
+    """Split the resolved packages into packages to unpack and packages that the environment
+    provides, {name: version}. Raises UserError."""
     available = dict(environment.packages)
     hashes: dict[str, tuple[str, ...]] = {}
     for package in (*requirements.packages, *requirements.constraints):
@@ -252,7 +254,7 @@ def split_packages(
             provided[package.name] = available[package.name]
         else:
             missing.append(replace(package, hashes=hashes.get(package.name, package.hashes)))
-    # As with pip, a file with hashes has to name everything.
+    # As in pip, a file with any hash must have hashes for all packages, also for dependencies.
     is_complete = any(package.hashes for package in requirements.packages)
     unnamed = [p.name for p in missing if is_complete and p.name not in hashes]
     if unnamed:
@@ -260,31 +262,34 @@ def split_packages(
             f"{relative(requirements.path)} has hashes, but not for {', '.join(unnamed)}: add "
             "these hashes, or remove all hashes."
         )
-    replaced = [f"{p.name} {p.version}".rstrip() for p in missing if STACKS.fullmatch(p.name)]
-    if replaced:
+    additions = [p for p in missing if STACK_PACKAGES.fullmatch(p.name)]
+    if additions:
+        listed = ", ".join(f"{p.name} {p.version}".rstrip() for p in additions)
         names = ("apex", "torch")
         stack = ", ".join(f"{name} {available[name]}" for name in names if name in available)
         raise UserError(
-            f"{relative(requirements.path)} would bring {', '.join(replaced)}, and only the stack "
+            f"{relative(requirements.path)} would bring {listed}, and only the stack "
             f"brings torch and CUDA ({stack}): ask for packages that use what it has."
         )
     return missing, provided
 
 
 def write_packages(path: Path, packages: Sequence[Package], lines: Sequence[str] = ()) -> None:
-    written = [*(package.line() for package in packages), *lines]
-    path.write_text("".join(f"{line}\n" for line in written), encoding="utf-8")
+    """Write a requirements file for uv with these packages, followed by `lines`."""
+    all_lines = [*(package.line() for package in packages), *lines]
+    path.write_text("".join(f"{line}\n" for line in all_lines), encoding="utf-8")
 
 
 def label_version(version: str) -> str:
+    """Return a stub's version: 2.15.0+stack, or 1.12.1+cu102.stack."""
     return f"{version}{'.' if '+' in version else '+'}{LABEL}"
 
 
 def run_uv(
     words: Sequence[str], requirements: RequirementsFile, environment: Environment, scratch: Path
 ) -> None:
-    """Run `uv pip` for the machines, with pip's settings and the options of the requirements.
-    Raises UserError."""
+    """Run `uv pip` with these words for the machines' Python, with pip's settings and with the
+    options of the requirements. Raises UserError."""
     settings = read_pip_settings()
     options = [*pip_options(settings), *requirements.options]
     for name, place in options:
@@ -302,8 +307,8 @@ def run_uv(
     }
     variables["SSL_CERT_FILE"] = settings.get("cert") or variables["SSL_CERT_FILE"]
     variables = {name: value for name, value in variables.items() if value}
-    # The metadata of a wheel may name a repository of git, which uv would fetch before it refuses
-    # to build it. With links instead of copies, what uv writes counts once.
+    # uv would fetch a git repository that a wheel's metadata names, before it refuses to build the
+    # package. With hard links instead of copies, uv writes each file once.
     variables |= {"GIT_ALLOW_PROTOCOL": "none", "UV_LINK_MODE": "hardlink"}
     variables["UV_CACHE_DIR"] = str(scratch / "cache")
     with subprocess.Popen(
@@ -318,15 +323,16 @@ def run_uv(
             try:
                 _, stderr = process.communicate(timeout=POLL_SECONDS)
             except subprocess.TimeoutExpired:
-                # A small wheel may unpack to any size, whatever size it claims.
-                # What it has written counts, or what it has in memory if that is more.
+                # A small wheel may unpack to any size, whatever size its metadata claims. So uv's
+                # written bytes and its memory are both limited, while uv runs.
                 size = 0
-                with contextlib.suppress(OSError, IndexError):  # it has just ended
+                with contextlib.suppress(OSError, IndexError, ValueError):  # uv has just ended
                     proc = Path(f"/proc/{process.pid}")
-                    written = (proc / "io").read_text(encoding="ascii").partition("wchar: ")[2]
-                    pages = (proc / "statm").read_text(encoding="ascii").split()[1]
-                    memory = int(pages) * os.sysconf("SC_PAGE_SIZE")
-                    size = max(int(written.split()[0]), memory)
+                    # io has `wchar: 323934`; statm begins with the total and the resident pages.
+                    io_text = (proc / "io").read_text(encoding="ascii")
+                    written_bytes = int(io_text.partition("wchar: ")[2].split()[0])
+                    _, resident_pages, *_ = (proc / "statm").read_text(encoding="ascii").split()
+                    size = max(written_bytes, int(resident_pages) * os.sysconf("SC_PAGE_SIZE"))
                 if size > MAX_BYTES:
                     process.kill()
                     raise UserError(
@@ -334,7 +340,11 @@ def run_uv(
                         f"{MAX_BYTES >> 20} MiB, which is the limit: require fewer packages."
                     ) from None
     if process.returncode:
-        # uv explains over many lines, with the labels of our stubs: one sentence remains.
+        # uv explains an error in many lines, which name the stubs' labels. The message quotes only
+        # the sentence between `cause:` and `hint:`, without labels:
+        #     error: No solution found when resolving dependencies
+        #       cause: Because tool was not found and you require tool==9, we can conclude that ...
+        #     hint: Packages were unavailable because ...
         stderr = LABELLED.sub("", stderr)
         source = NO_WHEEL.search(stderr)
         reason = " ".join(stderr.partition("cause:")[2].partition("hint:")[0].split())

@@ -1,7 +1,7 @@
-"""Reads pip's settings for uv, which reads neither pip's files nor its variables.
+"""Reads pip's settings for uv, because uv reads neither pip's files nor pip's variables.
 
-Needs only the standard library, so that tools/venv.sh can run it before any package is installed:
-`python3 -m launcher.plan.pip_settings FOLDER uv ...` runs uv with these settings.
+layer.py takes the settings from here. tools/venv.sh runs `python3 -m launcher.plan.pip_settings
+FOLDER uv ...` before any package is installed, so this module needs only the standard library.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ TRUE = ("1", "true", "t", "yes", "y", "on")
 
 
 def read_pip_settings() -> dict[str, str]:
-    """Read the settings of `pip install` from pip's files and from its variables PIP_*, which win.
-    Raises UserError."""
+    """Return the settings of `pip install`, from pip's files and from its variables PIP_*, which
+    override the files. Raises UserError."""
     home, named_file = os.environ.get("HOME", ""), os.environ.get("PIP_CONFIG_FILE", "")
     folders = [f"{path}/pip" for path in os.environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")]
     folders.append("/etc")
-    if not (named_file and Path(named_file).exists()):  # pip reads it instead of the user's files
+    # A file that PIP_CONFIG_FILE names replaces the user's files.
+    if not (named_file and Path(named_file).exists()):
         folders += [f"{home}/.pip", f"{os.environ.get('XDG_CONFIG_HOME') or f'{home}/.config'}/pip"]
     # Each file overrides the ones before it, in pip's order.
     files = [f"{folder}/pip.conf" for folder in (*folders, sys.prefix)] + [named_file]
@@ -42,7 +43,7 @@ def read_pip_settings() -> dict[str, str]:
 
 
 def pip_options(settings: dict[str, str]) -> list[tuple[str, str]]:
-    """Return the settings that say where packages come from, as options of pip."""
+    """Return pip's options for the sources of packages, from these settings."""
     values = {name: settings.get(name, "").split() for name in LISTS}
     values["find-links"] = [absolute(place, Path()) for place in values["find-links"]]
     values["no-index"] = [""] if settings.get("no-index", "").lower() in TRUE else []
@@ -50,18 +51,18 @@ def pip_options(settings: dict[str, str]) -> list[tuple[str, str]]:
 
 
 def absolute(place: str, folder: Path) -> str:
-    """Return an address as it is, and a path below `folder` or ~ as an absolute path. Raises
-    RuntimeError if there is no such home."""
+    """Return `place` unchanged if it is an address, and otherwise as an absolute path: a relative
+    path begins at `folder`. Raises RuntimeError if the home of a path with ~ does not exist."""
     return place if "://" in place else str((folder / Path(place).expanduser()).absolute())
 
 
 def uv_settings(options: Iterable[tuple[str, str]]) -> str:
-    """Write options of pip, in the order in which pip reads them, as a uv.toml: every user of a PC
-    could read a command line, and addresses may contain passwords."""
+    """Return a uv.toml for these options of pip, which are in the order in which pip reads them."""
+    # A command line would not do: all users of a PC can read it, and addresses may have passwords.
     names = {name for name, _ in options}
     indexes = ["https://pypi.org/simple"]
     for name, value in options:
-        if name == "index-url":  # with pip, it replaces all that were named before
+        if name == "index-url":  # in pip it replaces all previous indexes
             indexes = [value]
         elif name == "extra-index-url":
             indexes.append(value)
@@ -74,11 +75,11 @@ def uv_settings(options: Iterable[tuple[str, str]]) -> str:
         "no-index": "no-index" in names,
         "prerelease": "allow" if "pre" in names else "if-necessary-or-explicit",
     }
-    # Strings, lists and booleans are written alike in TOML and JSON.
+    # TOML and JSON write strings, lists and booleans in the same way.
     return "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in settings.items())
 
 
-# Variables of uv and of its library for TLS, and the settings of pip that say the same.
+# Variables of uv and of its TLS library, with the settings of pip that have the same meaning.
 VARIABLES = {
     "SSL_CERT_FILE": "cert",
     "SSL_CLIENT_CERT": "client-cert",
@@ -88,9 +89,8 @@ VARIABLES = {
 
 
 def run_uv(folder: Path, words: list[str]) -> int:
-    """Run uv with pip's settings, in a file of `folder`, and return its exit code. Raises
-    UserError, and OSError if uv cannot be started."""
-
+    """Run uv with pip's settings, which go into a file in `folder`, and return its exit code.
+    Raises UserError, and OSError if uv cannot be started."""
     settings = read_pip_settings()
     config = folder / "uv.toml"
     config.write_text(uv_settings(pip_options(settings)), encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Plans a run as plain values, from inventory, options and facts. Nothing here acts.
+"""Plans an attempt as plain values, from inventory, options and facts. Nothing here acts.
 
-A dry run prints a Plan, the watch sends a Plan's argv and env to the guards, and plan.json is a
-Plan.
+checks.py calls `build`. A dry run prints the Plan (`render`), plan.json records it, and guards.py
+sends its argv and env to the guards.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tandem import __version__
 
 @dataclass(frozen=True)
 class NodePlan:
-    """The part of a plan for one machine: the command for its guard, and its folders."""
+    """Describes the part of a plan for one node: the command for its guard, and its folders."""
 
     host: str
     node_rank: int
@@ -58,8 +58,8 @@ class NodePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One attempt of a run, or of a measurement (measure.py). `measured`: what the ranks decide by
-    when they start. `check`: the command that runs on node 0 before any rank starts."""
+    """Describes one attempt of a run, or of a measurement (measure.py). When the ranks start, they
+    decide their options by `measured`. The command `check` runs on node 0 before any rank."""
 
     run: str
     attempt: int
@@ -77,10 +77,10 @@ class Plan:
     program: Program
     measured: Measurements | None = None
     check: tuple[str, ...] = ()
-    sent: tuple[str, ...] = ()  # sentences on the files of the user's folder
+    sent: tuple[str, ...] = ()  # lines about sent and unsent files of the user's folder
 
     def document(self) -> dict[str, Any]:
-        """Return the plan as plan.json has it."""
+        """Return the plan as it is written to plan.json."""
         return {
             **vars(self),
             "nodes": [asdict(node) for node in self.nodes],
@@ -91,12 +91,13 @@ class Plan:
 
     @property
     def unit(self) -> str:
-        """Return the attempt's name on the nodes, of letters, digits, - and _."""
+        """The attempt's name on the nodes; it has only letters, digits, - and _."""
         return f"{self.run}-{self.attempt}"
 
 
 def render(plan: Plan, machines: OpenMachines) -> str:
-    """Return the plan as shell lines, one block per node, exactly as it is sent."""
+    """Return the plan for a dry run: a summary, and for each node a line that a POSIX shell could
+    run, with exactly the argv and env that its guard gets."""
     program = plan.program
     lines = [
         f"run {plan.run}, attempt {plan.attempt}: {pluralize(len(plan.nodes), 'node')}, "
@@ -104,7 +105,7 @@ def render(plan: Plan, machines: OpenMachines) -> str:
         f"master {plan.master_addr} port {plan.master_port}",
         f"code {plan.code_sha256[:12]}",
     ]
-    # Then follow the files that are sent, the files that come back, and the ranks' decisions.
+    # Files that are sent to the machines, and files that come back.
     if program.folder:
         lines += [f"folder {program.folder}", *plan.sent]
     if program.layer:
@@ -114,6 +115,7 @@ def render(plan: Plan, machines: OpenMachines) -> str:
         outputs = ", ".join(program.outputs)
         outputs = outputs or "all that it writes next to its code (OUTPUT= names folders)"
         lines.append(f"comes back: {outputs}")
+    # Decisions that the ranks will make.
     if program.request and plan.measured:
         node_devices = devices.assign(machines.hosts, machines.facts, program).values()
         all_devices = [device for host_devices in node_devices for device in host_devices.devices]
@@ -131,33 +133,28 @@ def render(plan: Plan, machines: OpenMachines) -> str:
         target = "this machine" if engine.find_engine(node.connection).is_local else target
         ranks = ", ".join(map(str, node.ranks))
         head = f"# {node.host}: ranks {ranks}, {target}, card {node.interface or '-'}"
-        lines += ["", head, shell_line(node)]
+        variables = [f"{name}={value}" for name, value in sorted(node.env.items())]
+        command = f"cd {shlex.quote(node.cwd)} && env {shlex.join([*variables, *node.argv])}"
+        lines += ["", head, command]
     return "\n".join(lines)
-
-
-def shell_line(node: NodePlan) -> str:
-    """Return `cd CWD && env NAME=value ... argv`, quoted for a POSIX shell."""
-    variables = [f"{name}={value}" for name, value in sorted(node.env.items())]
-    return f"cd {shlex.quote(node.cwd)} && env {shlex.join([*variables, *node.argv])}"
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request for a plan. `checkpoint`: the name of the one from which the attempt continues; ""
-    if the program looks for it, None for a new beginning. `bar` is the width of the control
-    terminal, 0 if there is none; `extra_env` goes into each rank's environment."""
+    """Holds what `build` needs besides the machines. `checkpoint`: the name of the checkpoint from
+    which the attempt continues; "" if the program itself finds it, None for a new run."""
 
     run: str
-    unix: float
+    unix: float  # the time now
     options: Config
     program: Program
     code: Code
     attempt: int = 1
-    used_ports: frozenset[int] = frozenset()
-    bar: int = 0
-    extra_env: dict[str, str] = field(default_factory=dict)
+    used_ports: frozenset[int] = frozenset()  # master ports of earlier attempts
+    bar: int = 0  # columns of the control node's terminal, for a progress bar; 0: no terminal
+    extra_env: dict[str, str] = field(default_factory=dict)  # for each rank
     measured: Measurements | None = None
-    files: tuple[Code, ...] = ()  # those of the program, once they are here
+    files: tuple[Code, ...] = ()  # to send; in the order of program.files
     checkpoint: str | None = None
 
 
@@ -187,34 +184,38 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
         measured=request.measured,
         sent=tuple(code.files.lines()) if program.folder else (),
     )
-    port = str(rank_port(leader, options.port, used_ports)) if program.needs_port else ""
-    on_machine: Counter[str] = Counter()  # several nodes may share a machine, and so its cores
+    rank_port = choose_rank_port(leader, options.port, used_ports) if program.needs_port else None
+    # Several nodes may be one machine. Their ranks share its cores.
+    machine_ranks: Counter[str] = Counter()
     for host in hosts:
-        on_machine[facts[host.name].machine] += node_devices[host.name].processes
+        machine_ranks[facts[host.name].machine] += node_devices[host.name].processes
     nodes: list[NodePlan] = []
-    for rank, host in enumerate(hosts):
+    for node_rank, host in enumerate(hosts):
         host_facts, host_devices = facts[host.name], node_devices[host.name]
         folder = host_facts.absolute(host.node_dir)
         code_folder, output = f"{folder}/{code.folder}", folder_on_machine(folder, plan.run)
         data = host.data_path(plan.data)
-        interface_name = interface(host, host_facts)
-        threads = max(1, host_facts.cores // on_machine[host_facts.machine])
+        interface = choose_interface(host, host_facts)
+        threads = max(1, host_facts.cores // machine_ranks[host_facts.machine])
         env = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
         if not host.engine.in_job:  # only clusters with a queue have InfiniBand
             env["NCCL_IB_DISABLE"] = "1"
         if host.cuda_home:
-            # What is compiled during a run needs the toolkit. LD_LIBRARY_PATH is never set: torch
-            # finds its libraries by itself, and would find others with it.
+            # Extensions that are compiled during a run need the toolkit. LD_LIBRARY_PATH is never
+            # set, because torch would then load the toolkit's libraries instead of its own.
             path = os.environ.get("PATH", PATH) if host.engine.in_job else PATH
             env.update(CUDA_HOME=host.cuda_home, PATH=f"{host.cuda_home}/bin:{path}")
-        if interface_name:  # libraries guess the wrong one on machines with docker0 or a VPN
-            env.update(GLOO_SOCKET_IFNAME=interface_name, NCCL_SOCKET_IFNAME=f"={interface_name}")
-        # run_env overrides what stands above; the names of the GPUs were computed from it.
+        # Gloo and NCCL guess the wrong interface on machines with docker0 or a VPN. For NCCL, `=`
+        # means exactly this name.
+        if interface:
+            env.update(GLOO_SOCKET_IFNAME=interface, NCCL_SOCKET_IFNAME=f"={interface}")
+        # run_env of the inventory (host.env) overrides the variables above. The names of the GPUs
+        # come last: devices.py has computed them from run_env.
         env.update({**request.extra_env, **host.env, **host_devices.environment(host.env)})
-        # What differs from machine to machine, for every program.
+        # Every program gets the folders and the devices of its machine in these variables.
         env.update(TANDEM_OUTPUT=output, TANDEM_DEVICE=host_devices.kind)
         env.update({"TANDEM_DATA": data} if data else {})
-        env.update({"TANDEM_RANK_PORT": port} if port else {})
+        env.update({"TANDEM_RANK_PORT": str(rank_port)} if rank_port else {})
         for file, sent in zip(program.files, request.files):
             env[file.variable] = f"{folder}/{sent.folder}/{sent.names[0]}"
         env.update(program.env)
@@ -224,29 +225,39 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
             paths.append(f"{folder}/{program.layer.folder}")
         if paths:
             env["PYTHONPATH"] = ":".join([*paths, *filter(None, [env.get("PYTHONPATH")])])
-        if request.bar and rank == 0:
-            # tqdm takes its width from these if it writes into a pipe. The launcher prints a label
-            # before the bar, and a terminal may wrap a line that fills it.
+        if request.bar and node_rank == 0:
+            # tqdm takes its width from COLUMNS if it writes into a pipe. The launcher prints a
+            # label before the bar. One column stays free: a terminal may wrap a full line.
             label = f"[{host.name} {plan.world_size - 1}] "
             columns = max(20, request.bar - len(label) - 1)
             env.update(TANDEM_PROGRESS="bar", COLUMNS=str(columns), LINES="24")
         checkpoint = request.checkpoint
         resume = () if checkpoint is None else program.resume or ()
+        # LAST and DATA are placeholders in the program's words.
         words = [*program.words, *(word.replace(LAST, checkpoint or "") for word in resume)]
         words = [word.replace(DATA, data) if data else word for word in words]
-        place = (len(hosts), rank, host_devices.processes, plan.master_addr, plan.master_port)
         first_rank = sum(len(node.ranks) for node in nodes)
+        launch = [
+            *("-m", "torch.distributed.launch"),
+            *(f"--nnodes={len(hosts)}", f"--node_rank={node_rank}"),
+            f"--nproc_per_node={host_devices.processes}",
+            *(f"--master_addr={plan.master_addr}", f"--master_port={plan.master_port}"),
+            # The id is part of all keys in the store. A process of an earlier attempt that wakes up
+            # late finds none of its keys.
+            f"--rdzv_id={plan.unit}",
+            "--monitor_interval=0.1",  # older versions of launch check their workers every 5 s
+        ]
         nodes.append(
             NodePlan(
                 host=host.name,
-                node_rank=rank,
+                node_rank=node_rank,
                 ranks=tuple(range(first_rank, first_rank + host_devices.processes)),
                 connection=host.connection,
                 address=host.address,
                 port=host.port,
                 user=host.user,
-                interface=interface_name,
-                argv=(host.env_python, *launch(*place, plan.unit), *words),
+                interface=interface,
+                argv=(host.env_python, *launch, *words),
                 env=env,
                 code=code_folder,
                 cwd=cwd,
@@ -257,53 +268,44 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
                 away_dir=host.owner.away_dir if host.owner.signs else "",
             )
         )
-        if rank == 0 and program.check:
+        if node_rank == 0 and program.check:
             check = [word.replace(DATA, data) if data else word for word in program.check]
             plan = replace(plan, check=(host.env_python, *check))
     return replace(plan, nodes=tuple(nodes))
 
 
-def launch(
-    nodes: int, rank: int, processes: int, master_addr: str, master_port: int, name: str
-) -> list[str]:
-    """Return the words that follow the name of the Python. `name`: the attempt's."""
-    # It is part of the prefix of the store's keys, so a process of an earlier attempt that wakes up
-    # late finds none of its keys.
-    return [
-        *("-m", "torch.distributed.launch"),
-        *(f"--nnodes={nodes}", f"--node_rank={rank}", f"--nproc_per_node={processes}"),
-        *(f"--master_addr={master_addr}", f"--master_port={master_port}"),
-        # Older agents check on their workers every 5 s.
-        *(f"--rdzv_id={name}", "--monitor_interval=0.1"),
-    ]
-
-
-def choose_port(facts: NodeFacts, typed: int | None, avoid: Collection[int]) -> int:
-    """Return a free port on node 0. Raises Refused if the `typed` one is taken."""
+def choose_port(facts: NodeFacts, typed: int | None, used_ports: Collection[int]) -> int:
+    """Return a free port on node 0: the `typed` port, or another one if an attempt has used the
+    typed port. Raises Refused if another program uses the typed port, or if no port is free."""
     if typed is not None and typed not in facts.free_ports:
         raise Refused([problem("port-taken", name=facts.host, port=typed)])
-    free = [port for port in facts.free_ports if port not in avoid]
-    if not free:
+    free_ports = [port for port in facts.free_ports if port not in used_ports]
+    if not free_ports:
         end = FIRST_PORT + PORT_COUNT - 1
         raise Refused([problem("no-port", name=facts.host, first=FIRST_PORT, last=end)])
-    # A later attempt cannot have the typed port again (Attempts.ports).
-    return typed if typed is not None and typed not in avoid else free[0]
+    # A later attempt must not use the typed port again (Attempts.ports).
+    return typed if typed is not None and typed not in used_ports else free_ports[0]
 
 
-def rank_port(facts: NodeFacts, typed: int | None, used: Collection[int]) -> int:
-    """Return the port of the store that the ranks make, besides launch's. Raises Refused."""
-    avoided = {*used, choose_port(facts, typed, used)}
-    free = [port for port in facts.free_ports if port not in avoided]
-    # Each attempt takes another port: a machine of an earlier attempt that was frozen must not
-    # find the store.
-    return free[-1 - len(used) % len(free)] if free else choose_port(facts, None, avoided)
+def choose_rank_port(facts: NodeFacts, typed: int | None, used_ports: Collection[int]) -> int:
+    """Return a free port for the store that the ranks make: launch has a store of its own at
+    choose_port. Raises Refused if there is no free port."""
+    avoided_ports = {*used_ports, choose_port(facts, typed, used_ports)}
+    free_ports = [port for port in facts.free_ports if port not in avoided_ports]
+    if not free_ports:
+        return choose_port(facts, None, avoided_ports)  # which raises Refused
+    # Ranks on a machine that was frozen must not find the store of a later attempt. So attempt
+    # number n takes the n-th port from the end, and master ports come from the beginning.
+    attempts_before = len(used_ports)
+    return free_ports[-1 - attempts_before % len(free_ports)]
 
 
-def interface(host: Host, facts: NodeFacts) -> str | None:
-    """Return the network interface that leads to the peers. Raises Refused if several do."""
+def choose_interface(host: Host, facts: NodeFacts) -> str | None:
+    """Return the network interface through which a node reaches its peers; None if it is unknown,
+    or without peers. Raises Refused if different peers need different interfaces."""
     if host.interface:
         return host.interface
-    # A rank uses one interface for all of its peers.
+    # Gloo and NCCL use one interface for all peers.
     names = {name for name in facts.interfaces.values() if name}
     if len(names) > 1:
         ways = ", ".join(f"{peer} by {name}" for peer, name in facts.interfaces.items())

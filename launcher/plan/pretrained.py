@@ -1,8 +1,8 @@
-"""Fetches weights by name (WEIGHTS=torchvision:IMAGENET1K_V2, WEIGHTS=timm:a1_in1k): this machine
-fetches, checks and keeps them once; then they are a file like any other that a run sends.
+"""Fetches weights by name: WEIGHTS=torchvision:IMAGENET1K_V2 or WEIGHTS=timm:a1_in1k.
 
-This machine has neither torchvision nor timm. A table has the names and files of torchvision. The
-address of a file of timm follows from the names, so no machine is asked for it.
+build_trainer.py finds the weights that the user names. sending.py fetches them once to the control
+node; a run then sends the file. The control node has neither torchvision nor timm: torchvision.txt
+lists the files of torchvision, and the address of a file of timm follows from the names.
 """
 
 from __future__ import annotations
@@ -30,31 +30,32 @@ CACHE, BUNDLE = CHECKOUT / ".tandem/weights", CHECKOUT / "bundle/weights"
 TORCHVISION = "torchvision:"
 TABLE = Path(__file__).with_name("torchvision.txt")
 TORCH = "https://download.pytorch.org/models"
-HUB = "https://huggingface.co"  # or HF_ENDPOINT, by which its users name a mirror
-SECONDS = 60.0  # without a byte
-PIECE = 1 << 20
+HUB = "https://huggingface.co"  # unless the user names a mirror in HF_ENDPOINT
+SECONDS = 60.0  # that a server may send nothing
+PIECE = 1 << 20  # bytes
 SHORT = 8  # digits of a hash in a message
-MOST_BYTES = 8 << 30  # of a file; the largest of torchvision's has 2.6 GB
+MOST_BYTES = 8 << 30  # of a file; the largest file of torchvision has 2.6 GB
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """Weights that have a name. `stem` and `suffix`: of their file here, with its SHA-256 between
-    them, or the first digits that the publisher states; `sha256`: as far as it is known."""
+    """Describes weights that have a name. Their file on the control node is called
+    <stem>-<digits><suffix>; the digits are its SHA-256, or the first ones if the publisher states
+    only these."""
 
-    typed: str
+    typed: str  # by the user, as WEIGHTS=
     model: str
     address: str
     stem: str
     suffix: str
-    sha256: str = ""
+    sha256: str = ""  # the digits that the publisher states
 
     def find_file(self) -> Path | None:
         """Return the file with these weights on this machine, or None."""
         for folder in (BUNDLE, CACHE):
             for path in sorted(folder.glob(f"{self.stem}-*{self.suffix}")):
                 digits = path.name[len(self.stem) + 1 : -len(self.suffix)]
-                # A folder may have the file of another version, or a damaged one.
+                # The folder may have a file of another version, or a damaged file.
                 if digits.startswith(self.sha256) and file_sha256(path).startswith(digits):
                     return path
         return None
@@ -64,8 +65,10 @@ def find_weights(settings: Options) -> Pretrained:
     """Return the weights that WEIGHTS= names. Raises UserError for unknown names."""
     typed, model = settings.weights or "", settings.model
     if typed.startswith(TORCHVISION):
-        rows = [row.split() for row in TABLE.read_text(encoding="utf-8").splitlines()]
-        files = {row[1]: row[2] for row in rows if row[0] == model}
+        # A line of the table is `resnet50 IMAGENET1K_V2 resnet50-11ad3fa6.pth`, or a comment.
+        lines = TABLE.read_text(encoding="utf-8").splitlines()
+        rows = (line.split() for line in lines if not line.startswith("#"))
+        files = {name: file for row_model, name, file in rows if row_model == model}
         if not files:
             raise UserError(
                 f"WEIGHTS={typed}: torchvision has none for MODEL={model} that suit this trainer: "
@@ -79,7 +82,7 @@ def find_weights(settings: Options) -> Pretrained:
             )
         stem, _, digits = file.removesuffix(".pth").rpartition("-")
         return Pretrained(typed, model, f"{TORCH}/{file}", stem, ".pth", digits)
-    # A model may be typed with a tag of its own, which WEIGHTS replaces.
+    # MODEL=timm:resnet50.a1_in1k has a tag, too; the tag in WEIGHTS replaces this tag.
     tag = typed[len(TIMM) :]
     name = f"{model[len(TIMM) :].partition('.')[0]}.{tag}"
     if not model.startswith(TIMM) or not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
@@ -93,8 +96,8 @@ def find_weights(settings: Options) -> Pretrained:
 
 
 def fetch(weights: Pretrained, say: Callable[[str], None], into: Path | None = None) -> Path:
-    """Fetch and check the file, and return its path in a folder (the cache). Says its checksum.
-    Raises UserError."""
+    """Fetch and check the file of the weights, and report its checksum. Return its path in the
+    folder `into`, by default the cache. Raises UserError."""
     folder = into or CACHE
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,8 +105,7 @@ def fetch(weights: Pretrained, say: Callable[[str], None], into: Path | None = N
             fresh = Path(scratch, "file")
             if not weights.address.startswith(("https://", "http://")):
                 raise ValueError("that is not a web address")
-
-            stated = weights.sha256 or _promised(weights.address)
+            stated = weights.sha256 or _read_stated_sha256(weights.address)
             sha256 = _download(weights.address, fresh)
             if not sha256.startswith(stated):
                 raise UserError(
@@ -111,7 +113,7 @@ def fetch(weights: Pretrained, say: Callable[[str], None], into: Path | None = N
                     f"SHA-256 starts with {sha256[:SHORT]}, not {stated[:SHORT]}. Try again, "
                     "or type a file with weights."
                 )
-            # The name appears only once the file is whole and checked.
+            # The file gets its name only after it is complete and checked.
             target = folder / f"{weights.stem}-{weights.sha256 or sha256}{weights.suffix}"
             fresh.replace(target)
             advice = "; the server published no checksum: compare it with a checksum that you trust"
@@ -134,20 +136,21 @@ def fetch(weights: Pretrained, say: Callable[[str], None], into: Path | None = N
     )
 
 
-class _Unmoved(urllib.request.HTTPRedirectHandler):
+class _RefuseRedirect(urllib.request.HTTPRedirectHandler):
     """Raises HTTPError for a redirect."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
 
 
-def _promised(address: str) -> str:
-    """Return the SHA-256 that the hub states for a large file; "" if it states none. Raises errors
-    of urllib."""
-    # The hub redirects to another server, which states none: its own answer counts.
+def _read_stated_sha256(address: str) -> str:
+    """Return the SHA-256 that the hub states for a large file; "" if the hub states none. Raises
+    errors of urllib."""
+    # The hub's answer is a redirect, and its headers have the SHA-256. The server to which it
+    # redirects states none, so the redirect is not followed.
     request = urllib.request.Request(address, method="HEAD")  # noqa: S310 checked
     try:
-        with urllib.request.build_opener(_Unmoved).open(request, timeout=SECONDS) as answer:
+        with urllib.request.build_opener(_RefuseRedirect).open(request, timeout=SECONDS) as answer:
             headers = answer.headers
     except urllib.error.HTTPError as error:
         if error.code >= 400:
@@ -158,19 +161,19 @@ def _promised(address: str) -> str:
 
 
 def _download(address: str, path: Path) -> str:
-    """Write a file of the web, and return its SHA-256. Raises errors of urllib, ValueError for
-    another size than was stated and for more than MOST_BYTES, OSError if the disk fails."""
+    """Download a file, and return its SHA-256. Raises errors of urllib, ValueError for more than
+    MOST_BYTES or a size other than the stated size, and OSError if the disk fails."""
     digest, size = hashlib.sha256(), 0
     with path.open("wb") as file, urllib.request.urlopen(address, timeout=SECONDS) as answer:  # noqa: S310
         while True:
             try:
                 piece = answer.read(PIECE)
-            except OSError as error:  # the connection's, and no disk's
+            except OSError as error:  # of the connection; errors of the disk stay OSErrors
                 raise urllib.error.URLError(error) from error
             if not piece:
                 break
             size += len(piece)
-            # Counted here, since a server need not state a size, or the right one.
+            # A server may state no size or a wrong size, so the received bytes are counted.
             if size > MOST_BYTES:
                 raise ValueError(f"it has more than {MOST_BYTES >> 30} GiB")
             file.write(piece)

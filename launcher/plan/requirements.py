@@ -1,9 +1,9 @@
-"""Requirements files: requirements.txt and the files that it includes by -r and -c.
+"""Reads requirements.txt, and the files that it includes by -r and -c, as pip reads them.
 
-They are read once, as pip reads them, into values, and uv gets only files that are written from
-these values. Two programs may read the same file differently: a line that is a comment for one of
-them makes the other build a source, which runs code of whoever wrote the file. Therefore each line
-is either understood completely or rejected.
+build_script.py finds and reads the file. layer.py writes new files for uv from the values, because
+two programs may read the same file differently. A line that is a comment for one program might make
+the other one build a source package, which runs code of a stranger. Therefore each line is either
+understood completely or rejected.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from launcher.plan.pip_settings import absolute
 
 MAX_FILES, MAX_FILE_BYTES = 64, 4 << 20
 MAX_LINES, MAX_LINE_LENGTH = 10_000, 1 << 16
-CODING = re.compile(rb"(?:[^\n]*\n)?#[^\n]*?coding[:=]\s*([-\w.]+)")  # in the first two lines
-# In this order: the mark of UTF-32-LE begins with that of UTF-16-LE.
+# A line such as `# -*- coding: latin-1 -*-`, as the first or second line.
+CODING = re.compile(rb"(?:[^\n]*\n)?#[^\n]*?coding[:=]\s*([-\w.]+)")
+# The byte order mark of UTF-32-LE begins with that of UTF-16-LE, so UTF-32-LE comes first.
 UNICODE = ("utf-8", "utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
 COMMENT = re.compile(r"(^|(?<=\s))#.*$")
-# Without a backslash, which would continue the line that is written.
+# Printable characters except a backslash, which would continue the line in the file for uv.
 REQUIREMENT = re.compile(r"[\t -\[\]-~]+")
 WHEEL = re.compile(r"https://[\w.~:/@!&=+,%-]+\.whl(#sha256=[0-9a-f]{64})?", re.ASCII)
 ARCHIVES = (".whl", ".zip", ".gz", ".bz2", ".xz", ".tar", ".tgz")
 ADDRESS, PATH = r"https?://[!-~]+", r"(?!\w+://).+"
-# pip's options and the values that are supported. The last two hold in any case.
+# The options of pip that are supported, and their values. Tandem always behaves like the last two.
 OPTIONS = {
     "requirement": PATH,
     "constraint": PATH,
@@ -67,7 +68,7 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class Package:
-    """A requirement. Its name is the canonical one."""
+    """Describes a required package; its name is canonical."""
 
     requirement: Requirement
     hashes: tuple[str, ...] = ()
@@ -78,7 +79,7 @@ class Package:
 
     @property
     def version(self) -> str:
-        """Return the version that it is pinned to, or an empty string."""
+        """The version to which the package is pinned by ==, or an empty string."""
         pins = (clause.version for clause in self.requirement.specifier if clause.operator == "==")
         return next(pins, "")
 
@@ -88,18 +89,17 @@ class Package:
 
 @dataclass(frozen=True)
 class RequirementsFile:
-    """The contents of a requirements file and of the files that it includes; `options` are pip's,
-    in their order."""
+    """Holds the contents of a requirements file and of the files that it includes."""
 
     path: Path
     packages: tuple[Package, ...]
     constraints: tuple[Package, ...]
-    options: tuple[tuple[str, str], ...]
+    options: tuple[tuple[str, str], ...]  # of pip: (name without --, value), in their order
 
 
 def find_requirements(folders: Iterable[Path], typed: str | None) -> Path | None:
-    """Return the file that REQUIREMENTS= names, else requirements.txt in the first of these folders
-    that has one, else None. Raises UserError."""
+    """Return the file that the user typed as REQUIREMENTS=. Otherwise return requirements.txt of
+    the first folder that has this file, or None. Raises UserError."""
     if typed:
         path = path_of("REQUIREMENTS", typed)
         if not path.is_file():
@@ -110,9 +110,8 @@ def find_requirements(folders: Iterable[Path], typed: str | None) -> Path | None
 
 
 def read_requirements(path: Path) -> RequirementsFile:
-    """Read a requirements file and the files that it includes. Raises UserError, with all lines
-    that are rejected."""
-    # Packages are the keys of dictionaries: each one once, in order.
+    """Read a requirements file. Raises UserError, with all lines that Tandem rejects."""
+    # Dictionaries keep each package once, in the order of the lines.
     packages: dict[str, dict[Package, None]] = {"requirement": {}, "constraint": {}}
     options: list[tuple[str, str]] = []
     lines: list[str] = []
@@ -121,6 +120,7 @@ def read_requirements(path: Path) -> RequirementsFile:
     folder = path.parent.resolve()
 
     def read_file(path: Path, kind: str) -> None:
+        """Read a file whose packages are of this kind, "requirement" or "constraint"."""
         real_path = path.resolve()
         if (real_path, kind) in files:
             return
@@ -131,7 +131,7 @@ def read_requirements(path: Path) -> RequirementsFile:
                 "is a list of packages, rename it: Tandem would send its lines to a package "
                 "index, so it must not be a secret."
             )
-        # It is decoded as pip does: by a byte order mark, else by a coding line, else as UTF-8.
+        # Decode the file as pip does: by a byte order mark, a coding line, or else as UTF-8.
         try:
             content = read_bytes(path, MAX_FILE_BYTES)
             encodings = (e for e in UNICODE if content.startswith("\ufeff".encode(e)))
@@ -158,7 +158,7 @@ def read_requirements(path: Path) -> RequirementsFile:
                 if package:
                     packages[kind][package] = None
                 for name, value in line_options:
-                    if name in packages:
+                    if name in packages:  # -r or -c
                         read_file(path.parent / value, name)
                     elif name == "find-links":
                         options.append((name, absolute(value, path.parent)))
@@ -179,8 +179,8 @@ def read_requirements(path: Path) -> RequirementsFile:
 
 
 def join_lines(text: str) -> Iterator[str]:
-    """Split a text into lines as pip does, join those that continue, and leave out comments. A
-    comment ends with its line, even if its last character is a backslash."""
+    """Yield the lines of a text as pip reads them: without comments, and with continued lines
+    joined. A comment ends with its line, even if the line ends in a backslash."""
     joined = ""
     for line in [*text.splitlines(), ""]:
         content = COMMENT.sub("", line)
@@ -193,10 +193,11 @@ def join_lines(text: str) -> Iterator[str]:
 
 
 def parse_line(line: str) -> tuple[Package | None, list[tuple[str, str]]]:
-    """Return the package that a line asks for, or the options of pip in it. Raises ValueError or
-    RecursionError unless the line is understood completely."""
+    """Return the package that a line requires, or the options of pip in the line. Raises ValueError
+    or RecursionError unless the line is understood completely."""
     if len(line) > MAX_LINE_LENGTH:
         raise ValueError
+    # Options begin at the first - after a space: `tool==1.0 --hash=sha256:0123...`.
     text, *words = re.split(r"(?:^|(?<=\s))(?=-)", line, maxsplit=1)
     long_options = [name + ("=" if values else "") for name, values in OPTIONS.items()]
     try:
@@ -209,14 +210,14 @@ def parse_line(line: str) -> tuple[Package | None, list[tuple[str, str]]]:
     if surplus or not is_known or "${" in line or not line.replace("\t", " ").isprintable():
         raise ValueError
     if not text:
-        # pip would ignore options beside -r and -c.
+        # pip ignores other options on a line with -r or -c, so such a line is rejected.
         if "hash" in names or (names & {"requirement", "constraint"} and len(options) > 1):
             raise ValueError
         return None, options
     if names - {"hash"} or not REQUIREMENT.fullmatch(text):
         raise ValueError
     requirement = Requirement(text)
-    # pip takes tool.whl for a file, and uv does not know each version that === may name.
+    # pip takes the name `tool.whl` for a file. uv does not support every version after ===.
     is_file = requirement.name.lower().endswith(ARCHIVES)
     if is_file or "===" in text or (requirement.url and not WHEEL.fullmatch(requirement.url)):
         raise ValueError

@@ -1,4 +1,7 @@
-"""Prepares the parts of a Program that are sent to each machine: code, files and packages."""
+"""Prepares the parts of a Program that are sent to each machine: code, files and packages.
+
+checks.py and participants.py call it before a run starts; guards.py then sends the deliveries.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def fetch_files(program: Program, terminal: Terminal) -> Program:
     files: list[SentFile] = []
     for file in program.files:
         if weights := file.pretrained:
-            from launcher.plan import pretrained  # which needs what speaks HTTP
+            from launcher.plan import pretrained  # imported late, with its HTTP modules
 
             path = weights.find_file()
             if path is None:
@@ -44,8 +47,7 @@ def fetch_files(program: Program, terminal: Terminal) -> Program:
 
 
 def with_layer(program: Program, machines: OpenMachines) -> Program:
-    """Return the program with its packages for these machines, if they have to be sent. Raises
-    Refused."""
+    """Return the program, with a layer of packages if its machines need one. Raises Refused."""
     if not judge.needs_layer(program, machines) or judge.python(machines):
         return program
     assert program.requirements
@@ -58,18 +60,18 @@ def with_layer(program: Program, machines: OpenMachines) -> Program:
 
 
 def environment_of(machines: OpenMachines) -> Environment:
-    """Return the environment that packages have to suit, of machines with the same Python."""
-    from launcher.plan import layer  # which most runs do without
+    """Return the environment for which packages are chosen. All machines have the same Python."""
+    from launcher.plan import layer  # imported late: most runs have no layer
 
-    # A wheel for the oldest C library runs on all. Packages of the stack are the same everywhere,
-    # which judge.py checks (script-stack).
+    # A wheel for the oldest C library runs on all machines. All machines have the same packages of
+    # the stack: judge.py checks this (script-stack).
     facts = [machines.facts[host.name] for host in machines.hosts]
     glibc, leader = min(answer.glibc for answer in facts), facts[0]
     python = str(leader.versions.python)
     return layer.Environment.from_facts(python, glibc, leader.distributions, leader.architecture)
 
 
-@lru_cache(maxsize=1)  # a run that waits asks again and again
+@lru_cache(maxsize=1)  # a waiting run asks for its layer again and again
 def _build_layer_once(requirements: RequirementsFile, environment: Environment) -> Layer:
     from launcher.plan import layer
 
@@ -77,17 +79,16 @@ def _build_layer_once(requirements: RequirementsFile, environment: Environment) 
 
 
 def current_code(program: Program) -> Code:
-    """Return our code and the user's folder as they were when this was first called. Raises
-    UserError."""
+    """Return the code of Tandem and of the user, as it was at the first call. Raises UserError."""
     return code.current(program.folder, program.script_folder)
 
 
 def file_codes(program: Program) -> tuple[Code, ...]:
-    """Return each file of the program as what is sent. Raises UserError."""
+    """Return each file of the program in the form in which code is sent. Raises UserError."""
     return tuple(_file_code(file.path, file.label) for file in program.files if file.path)
 
 
-@lru_cache(maxsize=8)  # a later attempt sends what the first one sent
+@lru_cache(maxsize=8)  # all attempts send the file of the first attempt
 def _file_code(path: Path, label: str) -> Code:
     try:
         sha256 = tree_sha256(path.parent, [path.name])
@@ -97,11 +98,10 @@ def _file_code(path: Path, label: str) -> Code:
 
 
 def deliveries(program: Program) -> list[Delivery]:
-    """Return what each machine is sent, with a sentence that the machines' names follow. Raises
-    UserError."""
+    """Return the deliveries to each machine. Raises UserError."""
     tandem = current_code(program)
     listed = f" ({', '.join(tandem.files.lines()[:1])})" if program.folder else ""
-    # Each is sent by itself, since a machine may have some of them from earlier runs.
+    # A machine may have some deliveries from earlier runs, so each is sent separately.
     result = [Delivery(tandem, f"code {tandem.sha256[:12]}{listed} goes to")]
     for file in file_codes(program):
         result.append(Delivery(file, f"{relative(file.tree / file.names[0])} goes to"))
@@ -112,19 +112,20 @@ def deliveries(program: Program) -> list[Delivery]:
 
 
 MISSING_MODULE = re.compile(r"No module named '?([\w.]+)")
+# Words with a dot or a slash, between spaces, quotes or brackets: `data/x.csv`.
 PATHS = re.compile(r"[^\s'\"`,:;()\[\]<>]*[./][^\s'\"`,:;()\[\]<>]+")
 
 
 def explain_missing_file(program: Program, error: str, host: str) -> str | None:
-    """Return what to do about a file or module that an error on a machine names, if it is here and
-    was not sent, or if Python did not find it where it is; otherwise None."""
+    """Return the remedy for an error on a machine that names a file or module of the user's folder:
+    the file was not sent, or Python did not look in its folder. Otherwise return None."""
     if program.folder is None:
         return None
     files = current_code(program).files
-    # A module that was not found may be a folder or a file.
+    # A missing module `a.b` may be the folder a/b or the file a/b.py.
     modules = [name.replace(".", "/") for name in MISSING_MODULE.findall(error)]
     for name in [*PATHS.findall(error), *modules, *(f"{name}.py" for name in modules)]:
-        # The error names the file as it is called there, or as it is called here.
+        # The error may have the path on the machine, .../work/<host>/data/x.csv, or the path here.
         inside = name.rpartition(f"/{WORK}/{host}/")[2].removeprefix(f"{program.folder}/")
         inside = posixpath.normpath(inside)
         reason = files.why_not(inside)

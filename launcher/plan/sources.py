@@ -1,5 +1,5 @@
-"""Reads Python files, without running them: which modules they import, and which options they
-declare."""
+"""Reads Python files without running them: which modules they import, and which options they
+declare. build_script.py and build_trainer.py ask for the user's script or model."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from pathlib import Path
 from contract.text import decode_text, read_bytes
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-MOST_SOURCE = 1 << 18  # bytes of a file that is parsed, in up to a thousand times as much memory
+MOST_SOURCE = 1 << 18  # bytes; parsing may take a thousand times as much memory
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """`packages`: their names, without the standard library; `sources`: the statements of the file
-    and of its modules."""
+    """Holds what is loaded when a file is imported."""
 
-    packages: set[str]
-    sources: list[list[ast.stmt]]
+    packages: set[str]  # names of imported packages, except those of the standard library
+    sources: list[list[ast.stmt]]  # the statements of the file itself, then of its modules
 
 
 def loaded_by(file: Path, roots: Sequence[Path]) -> Loaded:
-    """Find what `file` imports as it is loaded, and the modules below `roots` in their turn."""
+    """Return what `file` imports as it is loaded, and what its modules below `roots` import."""
     waiting, visited, modules = [file], set[Path](), set[str]()
     packages, sources = set[str](), list[list[ast.stmt]]()
     while waiting:
@@ -37,16 +36,16 @@ def loaded_by(file: Path, roots: Sequence[Path]) -> Loaded:
         visited.add(path)
         try:
             sources.append(parsed(path))
-        except (OSError, SyntaxError, ValueError):  # its own Python says what is wrong with it
+        except (OSError, SyntaxError, ValueError):  # Python on the machine reports this error
             continue
-        # The modules that the file imports in any case: a conditional import may be missing.
+        # Only imports at the top level count: an import within `try` or `if` may be optional.
         names = []
         for node in sources[-1]:
             if isinstance(node, ast.Import):
                 names += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names.append(node.module)
-        # Each is looked for once, however many files import it.
+        # Look for a module only once, even if many files import it.
         imported = [name for name in dict.fromkeys(names) if name not in modules]
         modules.update(imported)
         for module in imported:
@@ -69,19 +68,20 @@ def parsed(file: Path) -> list[ast.stmt]:
     text = decode_text(content, encoding)
     try:
         return ast.parse(text).body
-    except (MemoryError, RecursionError):  # of the parser's own stack
+    except (MemoryError, RecursionError):  # the parser's stack was full
         raise ValueError("it is nested too deeply") from None
 
 
 def declares(sources: Sequence[list[ast.stmt]], options: Sequence[str]) -> str | None:
-    """Return which of these options a parser of the first source has. One in another source counts
-    if it is made on import, or by a function that others name: it may be another program's."""
+    """Return which of these options the program declares to its parser; None if it declares none.
+    The first source is the program. A parser in another source counts if it is made during import,
+    or in a function that other sources use: otherwise it may belong to another program."""
     candidates = [number for number, body in enumerate(sources) if _option_of(body, options)]
-    # All names that a source takes from elsewhere. None of them is its own, so a definition of a
-    # candidate stands here only if another source names it.
+    # Names that a source uses and does not define. If a candidate defines one of these names, then
+    # another source uses its definition.
     foreign = set().union(*map(_foreign_names, sources)) if any(candidates) else set[str]()
     for number in candidates:
-        # The first source is the program itself, all of which runs.
+        # All statements of the program itself count.
         body = _reached(sources[number], foreign) if number else sources[number]
         if option := _option_of(body, options):
             return option
@@ -105,7 +105,8 @@ def _foreign_names(body: list[ast.stmt]) -> set[str]:
 
 
 def _reached(body: list[ast.stmt], named: set[str]) -> list[ast.stmt]:
-    """Return the statements that run if others import this source and use these names of it."""
+    """Return the statements that run if other sources import this source and use `named`, names
+    that it defines."""
     definitions = {node.name: node for node in body if isinstance(node, DEFINITIONS)}
     reached: list[ast.stmt] = []
     for node in body:

@@ -1,5 +1,8 @@
-"""Keeps the attempts of a run (attempts.json), and words how a run ended, for people and as an
-exit code for scripts."""
+"""Keeps the attempts of a run in attempts.json, and puts into words how a run ended.
+
+lifecycle.py and errand.py begin and end the attempts. The run's exit code is computed here, too.
+Whether another attempt begins is decided in lifecycle.py.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,13 @@ from boundary.frames import Exit
 from boundary.schema import Invalid, decode
 from contract.errors import STOPPED, UNWRITTEN
 from contract.text import pluralize, write_whole
-from launcher.folders import recorded, relative
+from launcher.folders import read_json, relative
 from launcher.machines.inventory import JOB
 from launcher.plan.plan import Plan
-from launcher.watch import failures
-from launcher.watch.failures import Failure, document
+from launcher.watch.failures import Failure, as_document
 from report.files import before_hole, open_record
 
-LINE = 1 << 20  # bytes; no line that Tandem writes is longer
+MAX_LINE_BYTES = 1 << 20  # Tandem writes no longer lines
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,15 @@ class Outcome:
     status: str
     cause: Failure | None
     wall_seconds: float
-    gone: list[str]
-    exits: dict[str, Exit]
-    unresponsive: list[str] = field(default_factory=list)
-    regroup: str | None = None  # why the run goes on with other machines
-    silent_ranks: Sequence[str] = ()  # where they stood, a line each place
+    lost_hosts: list[str]  # silent for too long, or their connection broke
+    exits: dict[str, Exit]  # by host: the last frame of each guard that sent an exit frame
+    unreported_hosts: list[str] = field(default_factory=list)  # their guards sent no exit frame
+    regroup: str | None = None  # why the run continues with other machines
+    silent_ranks: Sequence[str] = ()  # lines that say at which place in the code ranks waited
 
 
 def write_json(path: Path, value: object, mode: int = 0o644) -> None:
-    """Write `value` as JSON, whole or not at all. Raises OSError."""
+    """Write `value` as JSON, completely or not at all. Raises OSError."""
     write_whole(path, (json.dumps(value, indent=1) + "\n").encode(), mode)
 
 
@@ -54,19 +56,20 @@ class Attempts:
         self.path = folder / "attempts.json"
         self.list: list[dict[str, Any]] = []
         self.problem: str | None = None  # why the file could not be written
-        self.status = "running"
+        self.status = "running"  # of the run
         if self.path.exists():
-            document = recorded(self.path, run_files.Attempts)
+            document = read_json(self.path, run_files.Attempts)
             self.list, self.status = document["attempts"], document["status"]
 
     @property
     def ports(self) -> frozenset[int]:
-        """The master ports of earlier attempts, which no later one may use: ranks of a machine that
-        was frozen would connect to them again."""
+        """The master ports of earlier attempts. No later attempt may use these ports: ranks on a
+        machine that was frozen may still connect to them."""
         return frozenset(attempt["master_port"] for attempt in self.list)
 
-    def begin(self, plan: Plan, reason: str, unix: float, last: str | None = None) -> None:
-        """Add an attempt, that begins now. `last`: the checkpoint from which it resumes."""
+    def begin(self, plan: Plan, reason: str, unix: float, checkpoint: str | None = None) -> None:
+        """Add an attempt that begins at the time `unix`. `reason`: why it begins; `checkpoint`:
+        the name of the checkpoint from which it resumes."""
         self.list.append(
             {
                 "attempt": plan.attempt,
@@ -84,24 +87,24 @@ class Attempts:
                 "first_cause": None,
                 "silent_ranks": [],
                 "to_resume": None,
-                "went_on_from": last,
+                "went_on_from": checkpoint,
             }
         )
         self._write("running")
 
     def end(self, outcome: Outcome) -> None:
-        """Note how the newest attempt ended. The run lasts until `close`."""
+        """Record how the newest attempt ended. The run itself ends with `close`."""
         self.list[-1].update(
             status=outcome.status,
             wall_seconds=outcome.wall_seconds,
             silent_ranks=list(outcome.silent_ranks),
-            first_cause=document(outcome.cause) if outcome.cause else None,
+            first_cause=as_document(outcome.cause) if outcome.cause else None,
         )
         self._write("running")
 
     def close_broken(self) -> int:
-        """End the attempts of a controller that died; return the number of the last attempt."""
-        # A controller that lives ends its attempts itself, and holds the lock that resume needs.
+        """End the attempts of a launcher process that died. Return the last attempt's number."""
+        # No other launcher process can be using these attempts now: the caller holds the lock.
         for attempt in self.list:
             if attempt["status"] == "running":
                 attempt["status"] = "failed"
@@ -110,58 +113,58 @@ class Attempts:
         return max((attempt["attempt"] for attempt in self.list), default=0)
 
     def read_starts(self) -> None:
-        """Copy the position at which each attempt resumed, and the ranks' decisions, from the first
-        lines of their records."""
-        # One rank's line for each attempt is enough: reading stops when every attempt has one.
-        unknown = {attempt["attempt"]: attempt for attempt in self.list}
+        """Copy the resumed position and the decisions of each attempt from the ranks' records."""
+        # All ranks of an attempt write the same: reading stops when every attempt has one line.
+        pending = {attempt["attempt"]: attempt for attempt in self.list}
         paths = self.path.parent.glob("nodes/*/rank*.steps.jsonl")
         for start in (line for path in paths for line in lines_of(path, run_files.Start)):
-            if attempt := unknown.pop(start.attempt, None):
+            if attempt := pending.pop(start.attempt, None):
                 attempt["resumed_samples"] = start.resumed_samples
                 attempt["decided"] = to_builtins(start.decided)
-            if not unknown:
+            if not pending:
                 break
         self._write(self.status)
 
-    def decided(self) -> dict[str, Any]:
-        """Return the decisions of the newest attempt whose ranks decided; {} if there is none."""
+    def read_decisions(self) -> dict[str, Any]:
+        """Return the decisions of the newest attempt that has any; {} if no attempt has any."""
         self.read_starts()
         return next((a["decided"] for a in reversed(self.list) if a.get("decided")), {})
 
     def note_how_to_resume(self, to_resume: str) -> None:
-        """Keep what the user has to type now, for the report."""
+        """Record the command that the user should type next: the report shows this command."""
         if self.list:
             self.list[-1]["to_resume"] = to_resume
             self._write(self.status)
 
     @staticmethod
-    def saved(folder: Path) -> bool:
-        """Return whether any rank whose records are here wrote a checkpoint."""
+    def has_checkpoint(folder: Path) -> bool:
+        """Return whether a rank wrote a checkpoint, according to the copied records in a folder."""
         paths = folder.glob("nodes/*/rank*.steps.jsonl")
         return any(line.file for path in paths for line in lines_of(path, run_files.Checkpoint))
 
-    def unfit(self, folder: Path) -> frozenset[str]:
-        """Return the checkpoints from which the last attempts made no step: a rank of each failed
-        with an exit code before any step was timed."""
-        unfit_names = set()
-        # From the newest back, up to an attempt that made a step or failed in another way, as when
-        # a machine was lost: before that one the checkpoints were fit.
+    def find_unusable_checkpoints(self, folder: Path) -> frozenset[str]:
+        """Return the checkpoints from which the newest attempts could not continue: in each of
+        these attempts a rank exited with an error before any rank had timed a step."""
+        names = set()
+        # Going back in time, stop at the first attempt that made a step, or that failed for another
+        # reason such as a lost machine. Such an attempt proves nothing against its checkpoint.
         for attempt in reversed(self.list):
             name, cause = attempt.get("went_on_from"), attempt.get("first_cause") or {}
             paths = folder.glob(f"nodes/*/rank*.{attempt['attempt']}.steps.jsonl")
-            stepped = any(True for path in paths for _ in lines_of(path, run_files.Step))
-            if not name or cause.get("rank") is None or not cause.get("exit_code") or stepped:
+            has_steps = any(True for path in paths for _ in lines_of(path, run_files.Step))
+            rank_failed = cause.get("rank") is not None and cause.get("exit_code")
+            if not name or not rank_failed or has_steps:
                 break
-            unfit_names.add(name)
-        return frozenset(unfit_names)
+            names.add(name)
+        return frozenset(names)
 
     def close(self, status: str) -> None:
         """Write the status with which the run ended."""
         self._write(status)
 
     def _write(self, status: str) -> None:
-        """Write attempts.json; the old file stays until the new one is whole."""
-        # A full disk must not end the training, which needs this file only to be resumed.
+        """Replace attempts.json, or set `problem` if the file cannot be written."""
+        # A full disk must not end the training. The run needs this file only to be resumed.
         self.status = status
         try:
             write_json(self.path, {"status": status, "attempts": self.list})
@@ -173,54 +176,55 @@ class Attempts:
 
 
 def lines_of(path: Path, kind: type[Struct]) -> Iterator[Any]:
-    """Yield the lines of a rank's timings that are of this kind. A line that is invalid, or a file
-    that cannot be read, is skipped: what a rank wrote is not trusted."""
+    """Yield the lines of this kind from a rank's *.steps.jsonl. Records are not trusted, so invalid
+    lines and unreadable files are skipped."""
+    # A line of kind Start is like {"kind": "start", "attempt": 1, ...}: its tag is "start".
     word = f'"{kind.__struct_config__.tag}"'.encode()
     with contextlib.suppress(OSError), open_record(path) as text:
-        bytes_left, _ = before_hole(text.buffer, 0)
-        while line := text.buffer.readline(min(LINE, bytes_left)):
+        bytes_left, _ = before_hole(text.buffer, 0)  # after a power cut a file may end in a hole
+        while line := text.buffer.readline(min(MAX_LINE_BYTES, bytes_left)):
             bytes_left -= len(line)
-            # Most lines are steps: only lines that have the word are decoded.
+            # Decoding is slow, and most lines are steps. Only lines with the tag are decoded.
             if word in line:
                 with contextlib.suppress(Invalid):
                     yield decode(line, kind, "line")
 
 
-# Processes that still live on a machine: how many are listed, with how many characters each.
-LISTED, LONGEST = 5, 200
+# Limits for the list of processes that are still alive on a machine.
+MAX_PROCESSES, MAX_CHARACTERS = 5, 200
 
 
 def describe(cause: dict[str, Any]) -> list[str]:
-    """Return lines about the first cause: what happened, what to do, and its last output."""
-    lines = [_sentence(cause["message"]), f"What to do: {_sentence(cause['remedy'])}"]
+    """Return lines about the first cause: what happened, the remedy, and the last output."""
+    lines = [_add_full_stop(cause["message"]), f"What to do: {_add_full_stop(cause['remedy'])}"]
     if cause["last_lines"]:
         lines += ["Its last lines:", *(f"  {line}" for line in cause["last_lines"])]
     return lines
 
 
-def _sentence(text: str) -> str:
+def _add_full_stop(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else text + "."
 
 
 def leftovers(outcome: Outcome) -> list[str]:
-    """Return a line for each node about the processes that remain of the attempt there."""
+    """Return a line for each node that says which processes of the attempt are still alive."""
     lines = []
     for host, frame in outcome.exits.items():
-        processes = [f"{process.pid} {process.command[:LONGEST]}" for process in frame.left]
-        # A machine may report any number of processes.
-        extra_count = len(processes) - LISTED
+        processes = [f"{process.pid} {process.command[:MAX_CHARACTERS]}" for process in frame.left]
+        extra_count = len(processes) - MAX_PROCESSES
         extra = f" and {extra_count} more" if extra_count > 0 else ""
         count = pluralize(len(frame.ended), "leftover process")
         by_tandem = f" (Tandem ended {count})" if frame.ended else ""
         clean = f"all processes of the run have ended{by_tandem}"
-        alive = f"still alive: {', '.join(processes[:LISTED])}{extra}"
+        alive = f"still alive: {', '.join(processes[:MAX_PROCESSES])}{extra}"
         lines.append(f"{host}: {alive if processes else clean}")
-    # These guards cannot report, but end their processes when their lease or connection ends.
-    for host in outcome.gone:
+    # The guard on a lost machine cannot report, but ends its processes after its lease (LEASE).
+    for host in outcome.lost_hosts:
         lines.append(f"{host}: does not answer; its guard ends its processes within 20 s")
-    for host in outcome.unresponsive:
+    for host in outcome.unreported_hosts:
         lines.append(f"{host}: its guard has ended; the machine ends its processes within 10 s")
-    if len(outcome.gone) > 1 and not outcome.exits and not outcome.unresponsive:
+    # If several machines are lost at once, the control node's own network is the likely cause.
+    if len(outcome.lost_hosts) > 1 and not outcome.exits and not outcome.unreported_hosts:
         lines.append(
             "no machine answers: check first that the control node is connected to the network"
         )
@@ -228,34 +232,36 @@ def leftovers(outcome: Outcome) -> list[str]:
 
 
 def exit_code(outcome: Outcome, is_complete: bool = True) -> int:
-    """Return the run's exit code. `is_complete`: this machine has all files that a run leaves."""
+    """Return the run's exit code. `is_complete`: all files of the run are on this machine."""
     if outcome.status == "finished":
         return 0 if is_complete else UNWRITTEN
     if outcome.status == "stopped":
         return STOPPED
-    return failures.exit_code(outcome.cause) if outcome.cause else 1
+    return outcome.cause.run_exit_code if outcome.cause else 1
 
 
 def cannot_go_on() -> str:
-    """Word why a script's run cannot be resumed."""
+    """Explain that a script cannot be resumed without RESUME_ARGS."""
     return "this run cannot be resumed without RESUME_ARGS= (docs/own-script.md): start a new run"
 
 
 def how_to_resume(run: str, saved: bool, cause: Failure | None) -> str:
-    """Word what to type after a run that did not finish. `saved`: it has a checkpoint."""
+    """Return the command that continues a run, or the reason why the run cannot continue. `saved`:
+    the run has a checkpoint."""
     if not saved:
         return (
             "this run cannot be resumed, because it ended before its first checkpoint: start "
             "a new run"
         )
-    refusal = failures.no_resume(cause, run) if cause else None
-    # In a job of Slurm a new job has to be queued.
+    refusal = cause.no_resume if cause else None
+    # In a Slurm job the machines belong to the job, so the user has to submit a new job.
     command = f"`sbatch runs/{run}.sbatch`" if JOB in os.environ else f"`make train RESUME={run}`"
-    return refusal or f"to continue from its checkpoint: {command}"
+    return refusal.format(run=run) if refusal else f"to continue from its checkpoint: {command}"
 
 
 def not_copied(folder: Path, error: Exception) -> str:
-    """Name the folder on the machines with the files that this machine's disk did not take."""
+    """Return a message about an error of this machine's disk while files were copied: it says where
+    the files are still found."""
     return (
         f"the control node could not write the run's records and checkpoints ({error}): files "
         f"that are missing in {relative(folder)} are still on the machines, in "

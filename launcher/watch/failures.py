@@ -1,7 +1,8 @@
-"""Lists the kinds of failure that can end a run, and finds the one that explains the others.
+"""Lists the kinds of failure that can end a run, and finds the first cause of a failed attempt: the
+failure that explains all others. watch.py collects failures; attempts.json has the first cause.
 
-Clocks of different machines are not compared. On one machine the guard reports which worker failed
-first; between machines, an error that only says "a peer is gone" comes after any other.
+Clocks of different machines are not compared. On each machine the guard reports which worker failed
+first. Between machines, an error that only says "a peer is gone" comes after all other errors.
 """
 
 from __future__ import annotations
@@ -38,54 +39,62 @@ NCCL_PEER_LOST = re.compile(
     r"socket(Progress|Poll|Connect)\w{0,20}:? .{0,200}(closed|reset|timed out|refused)",
     re.IGNORECASE,
 )
-# Characters of a line that are searched: these patterns take 0.2 s for twenty lines of 4096
-# characters that somebody made for them.
-JUDGED = 1000
+# A rank may print lines that make these patterns slow: twenty lines of 4096 characters take 0.2 s.
+# Therefore only the beginning of each line is searched.
+SEARCHED_CHARACTERS = 1000
 TRAINER_MESSAGE = re.compile(r"^trainer: (.*)", re.MULTILINE)
-KILLED_IN_LAUNCH = re.compile(r"Signal \d+ \((SIG\w{3,7})\) received by PID")
-READ_BELOW = "read its last lines below"  # where nothing better is known
+# torch.distributed.launch prints `Signal 9 (SIGKILL) received by PID 4711` for a killed rank.
+LAUNCH_SIGNAL = re.compile(r"Signal \d+ \((SIG\w{3,7})\) received by PID")
+READ_BELOW = "read its last lines below"  # the remedy of a kind that has no better remedy
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Describes what went wrong on one node, as the control node saw it.
+    """Describes what went wrong on one node, as the control node saw it. The values of `source`:
 
-    `source`: worker (a rank failed), launch (launch failed), gone (the machine, or the connection
-    to it), guard (its guard was killed, or sends what no guard sends), busy (another run has the
-    machine), left (a rank ended with 0, and the others lost it or it printed an exception), idle (a
-    rank does nothing after another ended with 0), paused (the control node did not run, so the
-    lease ended), hung (a rank for which the others waited until they gave up), alone (all ranks
-    returned 0, and some have met no other). `has_exit_codes`: the program's exit codes are those of
-    contract/errors.py, and it takes the trainer's options.
+    worker  a rank failed
+    launch  torch.distributed.launch failed
+    gone    the machine or the connection to the machine was lost
+    guard   the guard was killed, or sent data that no guard sends
+    busy    another run uses the machine
+    left    a rank ended with 0; either other ranks still waited, or the rank printed an exception
+    idle    a rank has done nothing for a long time after another rank ended with 0
+    paused  the control node did not run, so the lease of the guard ended
+    hung    a rank made no progress until the ranks that waited for it gave up
+    alone   all ranks returned 0, and some ranks never met another rank
+
+    `has_exit_codes`: the program uses the exit codes of contract/errors.py and takes the trainer's
+    options, as our trainer does and a user's script does not.
     """
 
     host: str
     source: str
-    order: int
+    order: int  # the number of failures that this watch had noted before
     rank: int | None = None
     exit_code: int | None = None
     signal: str | None = None
     seconds: float | None = None  # since the attempt began
     exception: str | None = None
-    error_lines: tuple[str, ...] = ()  # what belongs to the exception
-    last_line: str | None = None  # what was printed after it, or without it
+    error_lines: tuple[str, ...] = ()  # lines that belong to the exception
+    last_line: str | None = None  # after the exception, or the very last if there is no exception
     message: str | None = None
     last_lines: tuple[str, ...] = ()
-    first_on_node: bool = True
+    first_on_node: bool = True  # no other rank of this machine failed before
     has_exit_codes: bool = True
-    file_hint: str | None = None  # on a file that the error names and that is here
+    file_hint: str | None = None  # the remedy for a file that was not sent
 
     @cached_property
     def text(self) -> str:
-        """All text of the failure: exception, message and last lines."""
+        """The whole text of the failure: exception, message and last lines."""
         return "\n".join(filter(None, [self.exception, self.message, *self.last_lines]))
 
     @cached_property
     def evidence(self) -> str:
-        """The text in which known errors are searched: an exception with its lines and causes."""
+        """The text in which known errors are searched."""
         lines = [*self.last_lines]
-        # A signal ends a process at any line, so its last lines prove nothing. Beside a traceback
-        # the other last lines are mere warnings.
+        # A signal may end a process at any line, so the last lines prove nothing. SIGABRT differs:
+        # a library prints its error and then aborts. If there is an exception, lines outside its
+        # traceback are only warnings.
         if self.signal not in (None, "SIGABRT"):
             lines = []
         elif self.exception:
@@ -105,30 +114,52 @@ class Failure:
 
     @cached_property
     def priority(self) -> CausePriority:
-        """The priority of its kind."""
-        # Cached: lines that somebody made for these patterns cost time.
+        """The priority of the failure's kind."""
+        # Searching the patterns may take long (SEARCHED_CHARACTERS), so this property is cached.
         priority: CausePriority = _answer(self, "priority")
         return priority
 
+    @property
+    def restart(self) -> Restart:
+        """The result that another attempt would probably have."""
+        restart: Restart = _answer(self, "restart")
+        return restart
+
+    @property
+    def no_resume(self) -> str | None:
+        """Why a run that this failure ended should not be resumed, with {run} for the run's name;
+        None if it may be."""
+        template: str | None = _answer(self, "no_resume")
+        return template
+
+    @property
+    def run_exit_code(self) -> int:
+        """The exit code of a run that this failure ended."""
+        # Like a shell, the run exits with 128 + the signal's number. A signal without a name in
+        # Python, such as most real-time signals, counts as SIGKILL.
+        by_signal = 128 + getattr(signal, self.signal, signal.SIGKILL) if self.signal else None
+        return _answer(self, "exit_code") or by_signal or self.exit_code or 1
+
     def words(self) -> dict[str, object]:
-        """Return the words for FailureKind's sentences, {name: text}, without unknown ones."""
-        last_line = self.last_lines[-1] if self.last_lines else None
-        killed = KILLED_IN_LAUNCH.search(self.text[-4000:])
+        """Return {name: text} to fill the sentences of a FailureKind. Unknown names are absent."""
+        newest_line = self.last_lines[-1] if self.last_lines else None
+        launch_signal = LAUNCH_SIGNAL.search(self.text[-4000:])  # launch prints it at its end
+        message = self.trainer_message
         words = {
             "host": self.host,
             "who": self.host if self.rank is None else f"{self.host}, rank {self.rank}",
             "exit_code": self.exit_code,
             "signal": self.signal,
-            "how": self.signal or f"exit code {self.exit_code}",
-            "killed": killed and killed[1],
+            "ending": self.signal or f"exit code {self.exit_code}",
+            "killed_by": launch_signal and launch_signal[1],
             "source": self.source,
             "message": self.message,
             "exception": self.exception,
             "last_line": None if self.exception else self.last_line,
-            "own": self.trainer_message,
-            "last": f"trainer: {self.trainer_message}" if self.trainer_message else last_line,
+            "trainer_message": message,
+            "trainer_line": f"trainer: {message}" if message else newest_line,
         }
-        # These continue a sentence; unknown ones are empty, and the sentence ends before them.
+        # These clauses end a sentence. The clause for an unknown fact is empty, not absent.
         ends = {
             "after": "" if self.seconds is None else f" after {self.seconds:.0f} s",
             "and_message": f": {self.message}" if self.message else "",
@@ -139,12 +170,12 @@ class Failure:
 
 
 class CausePriority(enum.IntEnum):
-    """Ranks failures by what they explain: the lowest explains the others."""
+    """Orders failures: a failure with a lower number explains failures with higher numbers."""
 
     BUSY = 0
-    OWN = 1
+    INDEPENDENT = 1  # no other failure is needed to explain this failure
     GUARD = 2
-    LAUNCH = 3
+    LAUNCH = 3  # launch fails after any of its ranks has failed
     PEER_LOST = 4
 
 
@@ -160,30 +191,31 @@ class Restart(enum.Enum):
 class FailureKind:
     """Describes one kind of failure, and what follows if it is a run's first cause.
 
-    Several kinds may fit one failure. Each question (a field that is not None) is answered by the
-    first of FAILURE_KINDS that fits and has an answer. Sentences are templates of Failure.words();
-    one whose words are not all known is no answer.
+    Several kinds may fit one failure. Each field is a question. The first kind in FAILURE_KINDS
+    that fits the failure, and whose field is not None, answers this question. Sentences are
+    templates for Failure.words(). A template with an unknown word is no answer.
     """
 
     fits: Callable[[Failure], bool]
     priority: CausePriority | None = None
     sentence: str | None = None
-    remedy: str | None = None  # goes with the sentence
-    general_remedy: str | None = None  # for a program with options of its own
+    remedy: str | None = None  # belongs to the sentence
+    general_remedy: str | None = None  # replaces `remedy` for a user's script
     restart: Restart | None = None
-    reason: str | None = None  # why there is another attempt
-    exit_code: int | None = None  # the run's; if no kind has one, the process's exit code
-    one_rank_explains: bool | None = None  # all ranks of a machine end by it, and one says why
-    no_resume: str | None = None  # why the run is not to be continued from what it saved
-    known: str | None = None  # its meaning, a hint before the remedy if a script failed
+    reason: str | None = None  # why another attempt begins
+    exit_code: int | None = None  # of the run; otherwise the run takes the process's exit code
+    one_rank_explains: bool | None = None  # all ranks end like this, but only one prints why
+    no_resume: str | None = None  # why the run should not continue from its checkpoint
+    hint: str | None = None  # a script's failure gets this hint instead of the sentence
 
 
-def _from(*sources: str) -> Callable[[Failure], bool]:
+# The next functions return tests for FailureKind.fits.
+def _source_is(*sources: str) -> Callable[[Failure], bool]:
     return lambda failure: failure.source in sources
 
 
-def _exits(code: int, source: str | None = None) -> Callable[[Failure], bool]:
-    """Return a test for failures by this exit code of the trainer."""
+def _exit_code_is(code: int, source: str | None = None) -> Callable[[Failure], bool]:
+    """Return a test for this exit code, of a program that uses the codes of contract/errors.py."""
 
     def fits(failure: Failure) -> bool:
         is_code = failure.exit_code == code and failure.has_exit_codes
@@ -192,11 +224,11 @@ def _exits(code: int, source: str | None = None) -> Callable[[Failure], bool]:
     return fits
 
 
-def _ended_by(name: str, source: str | None = None) -> Callable[[Failure], bool]:
+def _signal_is(name: str, source: str | None = None) -> Callable[[Failure], bool]:
     return lambda failure: failure.signal == name and source in (None, failure.source)
 
 
-def _says(pattern: str) -> Callable[[Failure], bool]:
+def _evidence_has(pattern: str) -> Callable[[Failure], bool]:
     return lambda failure: bool(re.search(pattern, failure.evidence))
 
 
@@ -205,56 +237,56 @@ def _lost_its_peer(failure: Failure) -> bool:
     is_aborted = failure.signal == "SIGABRT"
     if failure.source != "worker" and not (failure.source == "left" and failure.exception):
         return False
-    # The trainer ends so when it is stopped.
+    # A trainer exits with STOPPED only after a request to stop: the request has another cause.
     if failure.exit_code == STOPPED and failure.has_exit_codes:
         return True
-    lines = [line[:JUDGED] for line in failure.last_lines]
-    # NCCL's watchdog aborts a process without any exception of the program.
+    lines = [line[:SEARCHED_CHARACTERS] for line in failure.last_lines]
+    # NCCL's watchdog aborts a process that has printed no error of its program.
     if failure.signal is None or is_aborted:
         has_error = failure.exception or (is_aborted and failure.trainer_message)
         if not has_error and NCCL_PEER_LOST.search("\n".join(lines)):
             return True
     if failure.signal is not None:
         return False
-    text = (failure.exception or "\n".join(lines[-3:]))[: 3 * JUDGED]
+    # Programs that print no exception name the lost peer in one of their last three lines.
+    text = (failure.exception or "\n".join(lines[-3:]))[: 3 * SEARCHED_CHARACTERS]
     return bool(PEER_LOST.search(text) or NCCL_PEER_LOST.search(text))
 
 
-LAUNCHED = "{host}: a process of torch.distributed.launch was ended by {killed}{after}"
+KILLED_IN_LAUNCH = "{host}: a process of torch.distributed.launch was ended by {killed_by}{after}"
 
 
-def _by_signal(name: str, meaning: str, remedy: str) -> tuple[FailureKind, ...]:
-    """Return the kinds in which this signal ended launch, a rank, or a process that launch
-    reports."""
+def _make_signal_kinds(name: str, meaning: str, remedy: str) -> tuple[FailureKind, ...]:
+    """Return three kinds: the signal `name` ended launch, a rank, or a process of launch."""
     launch = f"{{host}}: torch.distributed.launch was ended by {name}{{after}}: {meaning}"
     rank = f"{{who}} was ended by {name}{{after}}: {meaning}"
 
     return (
-        FailureKind(_ended_by(name, "launch"), None, launch, remedy),
-        FailureKind(_ended_by(name), None, rank, remedy),
-        # Launch itself lives, and reports the signal of a process that it started.
+        FailureKind(_signal_is(name, "launch"), None, launch, remedy),
+        FailureKind(_signal_is(name), None, rank, remedy),
+        # Launch itself was not killed, but reports the signal of a process that it started.
         FailureKind(
-            lambda failure: failure.source == "launch" and failure.words().get("killed") == name,
+            lambda failure: failure.source == "launch" and failure.words().get("killed_by") == name,
             None,
-            f"{LAUNCHED}: {meaning}",
+            f"{KILLED_IN_LAUNCH}: {meaning}",
             remedy,
         ),
     )
 
 
-# In the order of proof: the first that fits a failure answers.
+# Kinds with stronger evidence come first, because the first kind that fits a failure answers.
 FAILURE_KINDS: tuple[FailureKind, ...] = (
     FailureKind(
-        _exits(OUT_OF_MEMORY, "worker"),
-        priority=CausePriority.OWN,
+        _exit_code_is(OUT_OF_MEMORY, "worker"),
+        priority=CausePriority.INDEPENDENT,
         restart=Restart.IN_SMALLER_PIECES,
         reason="{host} ran out of memory; micro-batches are 1/{divisor} now",
     ),
-    # One machine's trouble, without which others can go on, whatever its exit code says.
+    # Whatever the exit code is: a run can continue on the machines whose disks have space.
     FailureKind(
-        _says(r"No space left on device|Disk quota exceeded|Errno 28|ENOSPC"),
+        _evidence_has(r"No space left on device|Disk quota exceeded|Errno 28|ENOSPC"),
         sentence="{who}: its disk is full",
-        known="its disk is full",
+        hint="its disk is full",
         remedy="delete old runs in <node_dir>/runs on that machine, then type "
         "`make train RESUME=latest`",
         general_remedy="delete old runs in <node_dir>/runs on that machine, then start it again",
@@ -262,38 +294,39 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
     ),
     *(
         FailureKind(
-            _says(error.pattern),
+            _evidence_has(error.pattern),
             sentence=f"{{who}}: {error.meaning}",
             remedy=error.remedy,
             general_remedy=error.general_remedy,
-            known=error.meaning,
+            hint=error.meaning,
         )
         for error in KNOWN_ERRORS
     ),
-    *(kind for name, texts in SIGNALS.items() for kind in _by_signal(name, *texts)),
+    *(kind for name, texts in SIGNALS.items() for kind in _make_signal_kinds(name, *texts)),
     FailureKind(
         lambda failure: failure.signal is not None,
         sentence="{who} ended by {signal}",
         remedy=READ_BELOW,
     ),
+    # For a script. Without an exception a word is unknown, so that a later kind answers.
     FailureKind(
         lambda failure: failure.source == "worker" and not failure.has_exit_codes,
         sentence="{who}: {exception}{and_last_line}",
         remedy=READ_BELOW,
         reason="{who} failed: {exception}",
     ),
-    # No process of a program has an exit code for these.
+    # In these failures no process of the program has an exit code other than 0.
     FailureKind(
-        _from("busy", "paused", "gone", "guard", "hung", "alone", "left", "idle"), exit_code=1
+        _source_is("busy", "paused", "gone", "guard", "hung", "alone", "left", "idle"), exit_code=1
     ),
     FailureKind(
-        _from("busy"),
+        _source_is("busy"),
         priority=CausePriority.BUSY,
         sentence="{host}: {message}",
         remedy="wait with QUEUE=1, or ask the person who started that run",
     ),
     FailureKind(
-        _from("paused"),
+        _source_is("paused"),
         sentence="{message}, so {host} received no messages and ended its processes",
         remedy="do not stop or suspend the control node during a run (with DETACH=1 it needs no "
         "terminal); `make train RESUME=latest` continues the run",
@@ -302,44 +335,45 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         reason="{message}",
     ),
     FailureKind(
-        _from("hung"),
+        _source_is("hung"),
         sentence="{who} stopped, and the other ranks gave up waiting for it: {message}",
         remedy="find out on that machine what the process waits for (ps -eo pid,stat,wchan:20,cmd; "
-        "dmesg); MAX_RESTARTS=3 starts the run again",
+        "dmesg); with MAX_RESTARTS=3, Tandem restarts the run",
         general_remedy="find out on that machine what the process waits for (ps -eo "
-        "pid,stat,wchan:20,cmd; dmesg); with RESUME_ARGS= and MAX_RESTARTS=3 a run starts again",
+        "pid,stat,wchan:20,cmd; dmesg); with RESUME_ARGS= and MAX_RESTARTS=3, Tandem restarts it",
         reason="{who} hung",
     ),
+    # A rank with source `left` has either printed an exception or finished before other ranks.
     FailureKind(
-        _from("left"),
+        _source_is("left"),
         sentence="{who} ended with 0 after it printed {exception}{and_message}",
         remedy="read its last lines below; if the script ends with another exit code after an "
         "error, the run stops at once",
         reason="{who} ended with 0 after it printed {exception}",
     ),
     FailureKind(
-        _from("left"),
+        _source_is("left"),
         sentence="{who} finished{after}, while {message} still waited for it",
         remedy="give each rank the same number of batches: use a DistributedSampler, "
         "drop_last=True in the DataLoader, or DistributedDataParallel's join()",
         reason="{who} finished before the other ranks",
     ),
     FailureKind(
-        _from("idle"),
+        _source_is("idle"),
         sentence="{who} {message}",
         remedy="end its threads and processes before the script ends, or make its threads daemons "
         "(threading.Thread(daemon=True))",
         restart=Restart.SAME_AGAIN,
     ),
     FailureKind(
-        _from("alone"),
+        _source_is("alone"),
         sentence="{host}: {message}",
         remedy="call init_process_group, and wrap the model in DistributedDataParallel, or give "
         "Lightning's Trainer num_nodes; NODES=1 on a machine with one GPU needs neither",
         restart=Restart.SAME_AGAIN,
     ),
     FailureKind(
-        _from("gone"),
+        _source_is("gone"),
         sentence="{host} does not answer any more{and_message}",
         remedy="check its power and its network cable; MAX_RESTARTS=3 continues without it",
         general_remedy="check its power and its network cable; with RESUME_ARGS= and "
@@ -347,23 +381,23 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         reason="{host} does not answer any more: {message}",
     ),
     FailureKind(
-        _from("guard"),
+        _source_is("guard"),
         priority=CausePriority.GUARD,
         sentence="the guard on {host}, the process that watches the ranks, ended{and_message}",
-        remedy="find out who killed it; MAX_RESTARTS=3 starts the run again",
+        remedy="find out who killed it; with MAX_RESTARTS=3, Tandem restarts the run",
         general_remedy="find out who killed it; with RESUME_ARGS= and "
-        "MAX_RESTARTS=3 a run starts again",
+        "MAX_RESTARTS=3, Tandem restarts the run",
     ),
-    FailureKind(_from("launch"), sentence=LAUNCHED, remedy=READ_BELOW),
+    FailureKind(_source_is("launch"), sentence=KILLED_IN_LAUNCH, remedy=READ_BELOW),
     FailureKind(
-        _from("launch"),
+        _source_is("launch"),
         priority=CausePriority.LAUNCH,
         sentence="{host} could not run torch.distributed.launch{and_message}{after}",
         remedy="read nodes/<host>/launch.log in the run's folder",
     ),
     FailureKind(
-        _exits(DIVERGED),
-        sentence="{own}",
+        _exit_code_is(DIVERGED),
+        sentence="{trainer_message}",
         remedy="start a new run with the suggested options, such as ARGS='--lr 0.01'",
         restart=Restart.SAME_AGAIN,
         one_rank_explains=True,
@@ -371,35 +405,36 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         "steps that diverged, and fail again",
     ),
     FailureKind(
-        _exits(DIVERGED),
+        _exit_code_is(DIVERGED),
         sentence="the loss became infinite or NaN",
         remedy="start a new run with a smaller learning rate, such as ARGS='--lr 0.01'",
     ),
     FailureKind(
-        _exits(DATA_LOST),
-        priority=CausePriority.OWN,
-        sentence="{who}: trainer: {own}",
+        _exit_code_is(DATA_LOST),
+        priority=CausePriority.INDEPENDENT,
+        sentence="{who}: trainer: {trainer_message}",
         remedy="when its disk or file server works again, type `make train RESUME=latest`; with "
         "MAX_RESTARTS=3 a run restarts without the machines that cannot read their images",
         one_rank_explains=True,
     ),
     FailureKind(
-        _exits(BAD_INPUT),
-        sentence="{who}: {last}",
+        _exit_code_is(BAD_INPUT),
+        sentence="{who}: {trainer_line}",
         remedy="correct this and start again",
         restart=Restart.SAME_AGAIN,
         one_rank_explains=True,
     ),
     FailureKind(_lost_its_peer, priority=CausePriority.PEER_LOST),
     FailureKind(
-        _from("worker"),
+        _source_is("worker"),
         sentence="{who} ended with exit code {exit_code}; its last line is: {last_line}",
         remedy=READ_BELOW,
-        reason="{who} failed: {how}",
+        reason="{who} failed: {ending}",
     ),
+    # Fits every failure, so that its questions always have an answer.
     FailureKind(
         lambda failure: True,
-        priority=CausePriority.OWN,
+        priority=CausePriority.INDEPENDENT,
         sentence="{who} ended with exit code {exit_code}{and_error}",
         remedy=READ_BELOW,
         restart=Restart.HELPS,
@@ -409,50 +444,56 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
 
 
 def _answer(failure: Failure, question: str) -> Any:
-    """Return the first answer of a kind that fits, the value of its field `question`; None if no
-    kind answers."""
+    """Return the first kind's answer to `question`, a field of FailureKind; None if no kind that
+    fits the failure answers."""
     answers = ((getattr(kind, question), kind) for kind in FAILURE_KINDS)
-    # A test may search twenty lines for a pattern, so kinds without an answer are not tested.
+    # `fits` may search twenty lines for a pattern, so only kinds with an answer are tested.
     fitting = (answer for answer, kind in answers if answer is not None and kind.fits(failure))
     return next(fitting, None)
 
 
-def first_of(failures: list[Failure]) -> Failure | None:
-    """Return the failure that explains the others; None of an empty list."""
+def find_first_cause(failures: list[Failure]) -> Failure | None:
+    """Return the failure that explains all other failures; None for an empty list."""
+    # If all ranks end alike, the rank that printed a message explains the silent ranks.
+    return min(
+        failures,
+        key=lambda failure: (
+            failure.priority,
+            bool(_answer(failure, "one_rank_explains")) and failure.trainer_message is None,
+            not failure.first_on_node,
+            failure.order,
+        ),
+        default=None,
+    )
 
-    def sort_key(failure: Failure) -> tuple[int, bool, bool, int]:
-        is_silent = bool(_answer(failure, "one_rank_explains")) and failure.trainer_message is None
-        return (failure.priority, is_silent, not failure.first_on_node, failure.order)
 
-    return min(failures, key=sort_key, default=None)
-
-
-def explained(failure: Failure) -> tuple[str, str]:
-    """Return one sentence about what happened, and one about what to do."""
+def explain_failure(failure: Failure) -> tuple[str, str]:
+    """Return a sentence about what happened, and the remedy."""
     words = failure.words()
     kinds = [kind for kind in FAILURE_KINDS if kind.sentence is not None and kind.fits(failure)]
-    # What a script prints may only look like a known error: that is a hint, and no sentence.
-    hints = [kind for kind in kinds if kind.known and not failure.has_exit_codes]
+    # Text that a script prints may only look like a known error. Such a kind therefore gives no
+    # sentence, and its meaning becomes a hint before the remedy.
+    hints = [kind for kind in kinds if kind.hint and not failure.has_exit_codes]
     for kind in kinds:
         if kind not in hints:
             with contextlib.suppress(KeyError):  # a word is unknown
                 sentence = str(kind.sentence).format_map(words)
-                remedy = _remedy(kind, failure)
+                remedy = _choose_remedy(kind, failure)
                 if hints:
-                    remedy = f"perhaps {hints[0].known}: {_remedy(hints[0], failure)}"
-                # The commands name the run's list of machines: the report prints them, too.
+                    remedy = f"perhaps {hints[0].hint}: {_choose_remedy(hints[0], failure)}"
+                # The report prints these commands later, so they name the run's inventory.
                 return sentence, failure.file_hint or verbs.with_inventory(remedy)
     raise AssertionError("the last kind fits every failure")
 
 
-def _remedy(kind: FailureKind, failure: Failure) -> str:
+def _choose_remedy(kind: FailureKind, failure: Failure) -> str:
     general_remedy = None if failure.has_exit_codes else kind.general_remedy
     return general_remedy or kind.remedy or READ_BELOW
 
 
-def document(failure: Failure) -> dict[str, Any]:
-    """Return the failure as attempts.json has it."""
-    message, remedy = explained(failure)
+def as_document(failure: Failure) -> dict[str, Any]:
+    """Return the failure as attempts.json records it (boundary.run_files.FirstCause)."""
+    message, remedy = explain_failure(failure)
     values = asdict(failure)
     fields = ("host", "rank", "exit_code", "signal", "exception")
     return {
@@ -463,30 +504,12 @@ def document(failure: Failure) -> dict[str, Any]:
     }
 
 
-def restart(failure: Failure) -> Restart:
-    """Return the result that another attempt would have."""
-    result: Restart = _answer(failure, "restart")
-    return result
-
-
-def reason(failure: Failure, divisor: int) -> str:
-    """Return why another attempt begins, whose micro-batches are 1/`divisor` of the options'."""
+def explain_restart(failure: Failure, divisor: int) -> str:
+    """Return why another attempt begins. `divisor`: the next attempt divides the micro-batches of
+    the options by this number, after a rank ran out of memory."""
     words = {"message": None, **failure.words(), "divisor": divisor}
     for kind in FAILURE_KINDS:
         if kind.reason is not None and kind.fits(failure):
             with contextlib.suppress(KeyError):  # a word is unknown
                 return kind.reason.format_map(words)
     raise AssertionError("the last kind fits every failure")
-
-
-def exit_code(failure: Failure) -> int:
-    """Return the exit code of a run that this failure ended."""
-    # After a signal 128 + its number, as in a shell. A real-time signal has no name here.
-    by_signal = 128 + getattr(signal, failure.signal, signal.SIGKILL) if failure.signal else None
-    return _answer(failure, "exit_code") or by_signal or failure.exit_code or 1
-
-
-def no_resume(failure: Failure, run: str) -> str | None:
-    """Return why a run that this failure ended is not to be continued; None if it may be."""
-    template = _answer(failure, "no_resume")
-    return template and template.format(run=run)

@@ -1,5 +1,8 @@
-"""Sends an attempt's code, starts a guard on each node with its task, and keeps what it sends
-(docs/guard-protocol.md)."""
+"""Sends an attempt's code, starts a guard on each node, and copies the records that guards send.
+
+lifecycle.py and errand.py deliver files and start guards. Then watch.py reads the guards' frames
+(docs/guard-protocol.md) and gives them orders by Guarded. launcher/node/guard.py is the guard.
+"""
 
 from __future__ import annotations
 
@@ -33,50 +36,52 @@ from launcher.plan.code import Delivery
 from launcher.plan.layer import DAYS
 from launcher.plan.plan import NodePlan, Plan
 
-# Marks a folder (code, or a layer) as used now, and removes its neighbors that were not used for
-# DAYS. No other run still uses a folder of that age.
-USED = 'touch "$1" && find "${1%/*}" -mindepth 1 -maxdepth 1 -mtime "+$2" -exec rm -rf -- "{}" +'
+# $1 is a folder with one version of the code or one layer, $2 is DAYS. The command marks the folder
+# as used now, and removes its neighbours that no run has used for DAYS.
+MARK_USED = (
+    'touch "$1" && find "${1%/*}" -mindepth 1 -maxdepth 1 -mtime "+$2" -exec rm -rf -- "{}" +'
+)
 
 
 def deliver(
     deliveries: Iterable[Delivery], machines: OpenMachines, say: Callable[[str], None]
 ) -> None:
-    """Send files to the machines that lack them and check that they arrived. Remove there what was
-    not used for DAYS. Raises MachineError."""
+    """Send files to the machines that lack them, and check that they arrived. Remove versions that
+    were not used for DAYS from the machines. Raises MachineError."""
     hosts, nodes, facts = machines.hosts, machines.nodes, machines.facts
-    # Code, weights and packages change rarely: most machines have them from an earlier run.
+    # Code, weights and packages change rarely, so most machines have them from an earlier run.
     for delivery in deliveries:
         sent = delivery.code
         folders = {h.name: f"{facts[h.name].absolute(h.node_dir)}/{sent.folder}" for h in hosts}
-        is_held = engine.map_parallel(
-            partial(_holds, sent.sha256), [(nodes[h.name], folders[h.name]) for h in hosts]
+        have_files = engine.map_parallel(
+            partial(_has_files, sent.sha256), [(nodes[h.name], folders[h.name]) for h in hosts]
         )
-        lacking = [host for host, has_files in zip(hosts, is_held) if not has_files]
+        lacking = [host for host, has_files in zip(hosts, have_files) if not has_files]
         if lacking:
             say(f"{delivery.lead} {', '.join(host.name for host in lacking)}")
             code.send(sent, {host.name: nodes[host.name] for host in lacking}, folders)
             check_code(sent.sha256, lacking, nodes, folders)
 
 
-def _holds(sha256: str, place: tuple[Node, str]) -> bool:
-    """Return whether a machine's folder, (node, folder), has exactly these files. A folder with
-    other files is removed."""
-    node, folder = place
-    found_sha256 = remote.tree_sha256(node, folder)
-    if found_sha256:
-        mark_used = ["sh", "-c", USED, "sh", folder, str(DAYS)]
-        # Without either the run works, too: the check after sending decides.
+def _has_files(sha256: str, node_and_folder: tuple[Node, str]) -> bool:
+    """Return whether a folder on a node has exactly the files of this hash. Remove a folder with
+    other files, and mark the right folder as used."""
+    node, folder = node_and_folder
+    folder_sha256 = remote.tree_sha256(node, folder)
+    if folder_sha256:
+        mark_used = ["sh", "-c", MARK_USED, "sh", folder, str(DAYS)]
+        # An error here does not matter: check_code decides after the files were sent.
         with contextlib.suppress(OSError, UserError):
-            argv = mark_used if found_sha256 == sha256 else ["rm", "-rf", "--", folder]
+            argv = mark_used if folder_sha256 == sha256 else ["rm", "-rf", "--", folder]
             talk(node.start(argv), b"", 20.0)
-    return found_sha256 == sha256
+    return folder_sha256 == sha256
 
 
 def check_code(
     sha256: str, hosts: list[Host], nodes: dict[str, Node], folders: dict[str, str]
 ) -> None:
-    """Check that these machines hold the recorded code. Raises MachineError, which names those that
-    do not."""
+    """Check that the folders on these machines have the files of this hash. Raises MachineError
+    with a problem for each machine whose files differ."""
 
     def check_host(host: Host) -> str | None:
         if remote.tree_sha256(nodes[host.name], folders[host.name]) == sha256:
@@ -95,8 +100,8 @@ def check_code(
 def lay_out(
     plan: Plan, machines: OpenMachines, outputs: Sequence[str], say: Callable[[str], None]
 ) -> None:
-    """Lay out the delivered code of a program in the folder that it runs in on each machine, and
-    make the folders `outputs` there. Raises MachineError."""
+    """Copy the delivered code of a script, on each machine, into the folder in which the script
+    runs, and make the folders `outputs` in it. Raises MachineError."""
 
     def lay_out_on(node: NodePlan) -> str | None:
         sent, work = f"{node.code}/{code.OWN}", f"{node.output}/{code.WORK}/{node.host}"
@@ -105,6 +110,7 @@ def lay_out(
             answer = remote.ask(machines.nodes[node.host], "launcher.node.work", call, LaidOut)
         except (OSError, UserError, Invalid) as error:
             return f"{node.host}: the code could not be unpacked: {error}"
+        # A resumed run may have changed some of its files, and needs its own versions.
         if answer.kept.count:
             names = show_names([*map(unquote, answer.kept.first)], answer.kept.count)
             say(
@@ -121,26 +127,27 @@ def lay_out(
 
 
 def start_guards(plan: Plan, machines: OpenMachines) -> dict[str, Process]:
-    """Start a guard on each node, all at once; the guards then wait for their task. Returns
+    """Start the guards of all nodes at the same time. Each guard then waits for its task. Returns
     {host: process}."""
     argv = {
         n.host: [engine.find_engine(n.connection).guard_python, "-IB", f"{n.code}/launcher/node"]
         for n in plan.nodes
     }
-    # -I: neither the user's packages nor PYTHON* variables there change the guard.
-    start = engine.map_parallel(lambda h: machines.nodes[h].start([*argv[h], plan.unit]), argv)
-    return dict(zip(argv, start))
+    # With -I, packages of the user and PYTHON* variables on the node cannot change the guard. With
+    # -B, Python writes no .pyc files into the folder of the code.
+    processes = engine.map_parallel(lambda h: machines.nodes[h].start([*argv[h], plan.unit]), argv)
+    return dict(zip(argv, processes))
 
 
-def task(plan: Plan, node: NodePlan) -> dict[str, Any]:
+def make_task(plan: Plan, node: NodePlan) -> dict[str, Any]:
     """Return the first line for a node's guard (FIELDS in launcher/node/link.py)."""
-    # Each rank is to connect to these addresses, unless it is the only one; ranks of one machine
-    # may meet on its loopback.
+    # The guard reports a rank that has connected to none of the peers' addresses. Ranks on the same
+    # machine may connect over its loopback.
     loopback = ["127.0.0.1", "::1"] if len(node.ranks) > 1 else []
     peers = [*dict.fromkeys(peer.address for peer in plan.nodes), *loopback]
     if plan.world_size == 1:
         peers = []
-    # argv and env are exactly what a dry run prints.
+    # argv and env must be exactly those that a dry run prints (plan.render).
     return {
         "type": "start",
         "run": plan.run,
@@ -164,62 +171,63 @@ def task(plan: Plan, node: NodePlan) -> dict[str, Any]:
 
 
 class Guarded:
-    """Holds what the control node knows of one node's guard, and sends it orders."""
+    """Keeps the state of one node's guard as the control node knows it, and sends orders to it."""
 
-    def __init__(self, node: NodePlan, process: Process, now: float):
+    def __init__(self, node: NodePlan, process: Process, start_time: float):
         self.node = node
         self.process = process
         self.frames = Frames(node.ranks)
-        self.heard = now  # when its last frame came, by the monotonic clock
-        self.exit: Exit | None = None
+        self.last_frame_time = start_time  # by the monotonic clock
+        self.exit: Exit | None = None  # the guard's last frame
         self.running: list[int] = []  # ranks
-        self.idle: float | None = None  # seconds in which these did nothing, if that is known
-        self.has_backlog = False  # it sent frames that were not handled yet
-        self.ended = False  # its stream has ended, or it was given up
-        self.gone = False  # it was silent for too long, or its connection broke
-        self._pending = bytearray()
+        self.idle: float | None = None  # seconds in which all running ranks did nothing, if known
+        self.has_backlog = False  # the watch has received frames that it has not handled yet
+        self.ended = False  # the guard's stream has ended, or the watch gave the guard up
+        self.is_lost = False  # the guard was silent for too long, or its connection broke
+        self._unsent = bytearray()
 
     def send(self, line: dict[str, Any]) -> None:
-        """Queue one line, and write as much as the pipe takes."""
-        self._pending += json.dumps(line).encode() + b"\n"
+        """Queue one line, and write as many queued bytes as the pipe accepts."""
+        self._unsent += json.dumps(line).encode() + b"\n"
         self.push()
 
     def renew(self) -> None:
         """Renew the lease."""
-        # One renewal that waits for the network is enough: more would only arrive all at once.
-        if not self._pending:
+        # If the network is slow, a second renewal in the queue would arrive with the first one.
+        if not self._unsent:
             self.send({"type": "lease"})
         else:
             self.push()
 
     def push(self) -> None:
-        """Write as much of the queued lines as the pipe takes."""
-        # A broken pipe is no error here: the end of the guard's stdout shows it.
+        """Write as many queued bytes as the pipe accepts."""
+        # A broken pipe is no error here: the watch notices the end of the guard's stdout.
         with contextlib.suppress(OSError, ValueError):
-            while self._pending:
-                written = self.process.write(bytes(self._pending))
+            while self._unsent:
+                written = self.process.write(bytes(self._unsent))
                 if not written:
                     return
-                del self._pending[:written]
+                del self._unsent[:written]
 
 
-# A guard sends one piece of a file a second. EXTRA_BYTES may come besides: the end of the file, and
-# what waited in the network. A piece counts as PIECE_COST at least, so that tiny ones are few, too.
+# A guard sends one piece of each file a second, of at most PIECE bytes. EXTRA_BYTES are allowed in
+# addition, for the end of the file and for data that was delayed in the network. Each piece counts
+# at least PIECE_COST bytes, which also limits the number of tiny pieces.
 EXTRA_BYTES, PIECE_COST = 4 * MIB, 1024
 
 
 class Copy:
-    """Keeps the copy of one file of one node."""
+    """Writes the local copy of one record file of one node."""
 
-    def __init__(self, path: Path, limit: int):
-        self.path, self.limit = path, limit
-        self.end = 0  # bytes of it that were sent
-        self.cost = 0  # bytes; the same, but a small piece costs PIECE_COST
+    def __init__(self, path: Path, max_bytes: int):
+        self.path, self.max_bytes = path, max_bytes
+        self.received_bytes = 0
+        self.cost_bytes = 0  # like received_bytes, but a small piece costs PIECE_COST
 
     def append(self, offset: int, data: bytes) -> None:
-        """Write a piece at the file's end, whole or not at all."""
-        # The launcher fetches a piece that a full disk did not take after the run, from where the
-        # file ends then.
+        """Write a piece at the file's end, completely or not at all."""
+        # A piece may be missing because the disk was full. Then no later piece fits: collect.py
+        # fetches the rest of the file after the run.
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -235,7 +243,7 @@ class Copy:
 
 
 class Records:
-    """Keeps local copies of an attempt's record files, each of at most `max_bytes`."""
+    """Keeps local copies of an attempt's record files, each with at most `max_bytes`."""
 
     def __init__(self, plan: Plan, folder: Path, spool: Spool, max_bytes: int):
         self._spool, self._start = spool, time.monotonic()
@@ -246,20 +254,20 @@ class Records:
         }
 
     def take(self, host: str, frame: Record, payload: bytes) -> None:
-        """Add a piece of a file; beyond the file's limit it is only counted. Raises Invalid for a
-        file that the guard does not have, a gap, and more bytes than a guard sends."""
-        # The names were made here, so no name of a machine becomes a path.
+        """Append a piece to a file's copy, unless the copy would exceed its limit. Raises Invalid
+        for an unknown file, for a gap, and for more bytes than a guard sends."""
+        # The keys of _copies come from the plan, so a machine cannot choose a path.
         copy = self._copies.get((host, frame.file))
         if copy is None:
             raise Invalid(f"a record {frame.file!r} that it does not have")
-        offset = copy.end
+        offset = copy.received_bytes
         if frame.offset != offset:
             raise Invalid(f"byte {frame.offset} of {frame.file} after byte {offset}")
-        # A guard that floods would fill this disk, and memory while the disk is slow.
-        copy.end += len(payload)
-        copy.cost += max(len(payload), PIECE_COST)
+        # Without this limit a guard could fill this disk, and memory while the disk is slow.
+        copy.received_bytes += len(payload)
+        copy.cost_bytes += max(len(payload), PIECE_COST)
         seconds = time.monotonic() - self._start
-        if copy.cost > EXTRA_BYTES + PIECE * seconds:
+        if copy.cost_bytes > EXTRA_BYTES + PIECE * seconds:
             raise Invalid(f"more of {frame.file} than a guard sends in {int(seconds) + 1} s")
-        if copy.end <= copy.limit:
+        if copy.received_bytes <= copy.max_bytes:
             self._spool.add(lambda: copy.append(offset, payload), len(payload))

@@ -1,5 +1,7 @@
-"""Loads known_errors.txt, a table of errors that are known by what a process prints, and lists what
-signals mean. failures.py makes kinds of failure of both."""
+"""Loads known_errors.txt, a table of errors that a process may print, and explains signals.
+
+failures.py makes kinds of failure of both tables.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-# A script has neither the trainer's options nor its checkpoints, so it may need another remedy.
 class KnownError(NamedTuple):
-    """Holds a line of the table."""
+    """Holds a line of the table: `pattern | meaning | remedy`, or with ` | general remedy`."""
 
     pattern: str
     meaning: str
     remedy: str
-    general_remedy: str | None = None  # for a program with options of its own
+    # For a user's script, which has neither the trainer's options nor its checkpoints.
+    general_remedy: str | None = None
 
 
 _TABLE = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")

@@ -1,5 +1,8 @@
-"""Writes what the ranks print in whole lines into their log files and, with node and rank, onto the
-terminal."""
+"""Writes the output of ranks into their log files, and onto the terminal with node and rank.
+
+watch.py feeds the bytes that guards send. background.py writes the files, so that a slow disk does
+not hold up the event loop.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,26 @@ from pathlib import Path
 
 from contract.records import RANK
 from contract.text import clean
-from launcher.background import LOG, SpooledLog
+from launcher.background import LOG_BYTES, SpooledLog
 from launcher.node.errors import BETWEEN
 from launcher.terminal import Terminal
 
 LAST_LINES = 20
-LONGEST = 1 << 16  # bytes; a longer line is cut, so that memory for a line has a limit
-STALLED = 5.0  # seconds that one write may take before the user is told
-SHOWN = 4096  # characters of a line on the terminal and among the last lines; the log has all
+LONGEST = 1 << 16  # bytes; a longer line is cut into pieces, so that a line's memory has a limit
+STALLED = 5.0  # seconds; if a write takes longer, the terminal reports a slow disk
+SHOWN = 4096  # characters of a line on the terminal and in last_lines; the log has the whole line
 HEAD = "Traceback (most recent call last)"
-# The stack below a C++ error of torch.
+# Below an error in C++, torch prints `Exception raised from ... (most recent call first):` and then
+# lines such as `frame #3: c10d::ProcessGroupGloo::...`.
 FRAME = re.compile(r"frame #\d+: |Exception raised from .* \(most recent call first\):")
 
 
 class Assembler:
-    """Makes lines of the bytes of one (rank, stream), without text that a carriage return
-    overwrote.
+    """Makes lines of the bytes that one rank writes to stdout or stderr, without text that a
+    carriage return overwrote.
 
-    It holds no more than LONGEST bytes between two calls, so the work grows only with the output,
-    whether that has newlines or not.
+    An Assembler keeps at most LONGEST bytes between two calls. Therefore output without newlines
+    takes no more time per byte than other output.
     """
 
     def __init__(self):
@@ -35,15 +39,15 @@ class Assembler:
 
     # A piece may end anywhere: within a line, within a character, or after a carriage return.
     def feed(self, data: bytes) -> tuple[list[str], str | None]:
-        """Return the lines that are complete, and the unfinished one if it is a progress bar."""
+        """Return the complete lines, and the unfinished line if this is a progress bar."""
         *complete, self._buffer = (self._buffer + data).split(b"\n")
         if b"\r" in self._buffer:
-            # A progress bar: only its visible text is kept. A carriage return at the end has not
-            # overwritten anything yet.
+            # This is a progress bar: only its visible text is kept, behind a carriage return as a
+            # mark. A carriage return at the end of the bytes has not overwritten anything yet.
             pending = b"\r" if self._buffer.endswith(b"\r") else b""
             self._buffer = b"\r" + _visible(self._buffer) + pending
-        *cut, self._buffer = _pieces(self._buffer)
-        pieces = [piece for line in complete for piece in _pieces(_visible(line))] + cut
+        *cut, self._buffer = _split_line(self._buffer)
+        pieces = [piece for line in complete for piece in _split_line(_visible(line))] + cut
         lines = [clean(piece.decode(errors="replace")) for piece in pieces]
         bar = None
         if self._buffer[:1] == b"\r":
@@ -51,31 +55,33 @@ class Assembler:
         return lines, bar
 
     def take_rest(self) -> str:
-        """Return the unfinished line, and forget it."""
+        """Return the unfinished line, and empty the buffer."""
         text, self._buffer = _visible(self._buffer).decode(errors="replace"), b""
         return clean(text)
 
 
-def _pieces(line: bytes) -> list[bytes]:
+def _split_line(line: bytes) -> list[bytes]:
     """Cut a line into pieces of up to LONGEST bytes, between UTF-8 characters."""
     pieces = []
     while len(line) > LONGEST:
         end = LONGEST
-        while end > LONGEST - 4 and line[end] & 0xC0 == 0x80:  # within a character
+        # All bytes of a UTF-8 character except the first begin with the bits 10.
+        while end > LONGEST - 4 and line[end] & 0xC0 == 0x80:
             end -= 1
         pieces.append(line[:end])
         line = line[end:]
     return [*pieces, line]
 
 
-def _short(line: str) -> str:
+def _shorten(line: str) -> str:
     if len(line) <= SHOWN:
         return line
     return f"{line[:SHOWN]} ... ({len(line) - SHOWN} more characters in the log)"
 
 
 def _visible(line: bytes) -> bytes:
-    """Return what a terminal shows after the carriage returns of a line."""
+    """Return the part of a line that a terminal shows: the text after the last carriage return that
+    text follows. `10%\\r 20%\\r` becomes ` 20%`."""
     if b"\r" not in line:
         return line
     pieces = [piece for piece in line.split(b"\r") if piece]
@@ -83,35 +89,37 @@ def _visible(line: bytes) -> bytes:
 
 
 class TracebackFilter:
-    """Reduces each traceback in a stream's lines to the line of its error, for the terminal.
+    """Reduces each traceback in a stream to the line with its error, for the terminal.
 
-    When one rank fails, every other rank loses its connection and prints fifty lines about that
-    before anything is known of the cause. The rank's log has all of it.
+    When one rank fails, every other rank loses its connection and prints a traceback of fifty
+    lines. These would hide the cause on the terminal. The rank's log has the whole traceback.
     """
 
     def __init__(self):
         self._in_traceback = False
 
     def feed(self, lines: list[str]) -> list[str]:
-        """Return the lines to show."""
+        """Return the lines of these that the terminal should show."""
         shown = []
         for line in lines:
             text = RANK.sub("", line)
-            # Python's header, that of a data loader's error, and rich's box.
+            # A traceback begins with HEAD in Python, after `Original ` in a data loader's error,
+            # and after `╭` in a box that rich draws.
             if text.startswith((HEAD, "Original", "╭")) and HEAD in text:
                 self._in_traceback = True
             elif not self._in_traceback:
                 if not FRAME.match(text):
                     shown.append(line)
             elif text.strip() and text[0] not in " \t│╰" and not text.startswith(BETWEEN):
-                # The first line that is not indented is the error.
+                # The first line that is neither indented nor part of a box has the error.
                 self._in_traceback = False
                 shown.append(line)
         return shown
 
 
 class RankLog:
-    """Writes one rank's log file, shows its lines on the terminal, and keeps the last ones."""
+    """Writes one rank's log file, shows the rank's lines on the terminal, and keeps the last lines
+    for a failure report."""
 
     def __init__(self, file: SpooledLog, label: str, terminal: Terminal | None, live_bar: bool):
         self._file = file
@@ -125,19 +133,19 @@ class RankLog:
     def feed(self, stream: str, data: bytes) -> None:
         """Add what the rank wrote to a stream, "stdout" or "stderr"."""
         lines, bar = self._streams.setdefault(stream, Assembler()).feed(data)
-        # The bar is removed before lines come and drawn again below them.
+        # A bar stays below all lines, so it is removed before new lines are shown.
         if self._terminal and self._live_bar and lines:
             self._terminal.bar("")
         self._write_lines(stream, lines)
         if bar is not None and self._terminal and self._live_bar:
-            self._terminal.bar(f"{self._label} {_short(bar)}")
+            self._terminal.bar(f"{self._label} {_shorten(bar)}")
 
     def _write_lines(self, stream: str, lines: list[str]) -> None:
         if not lines:
             return
         self._file.write(lines)
-        cut = [_short(line) for line in lines]
-        # They are shown with the failure, and blank lines would take the place of others.
+        cut = [_shorten(line) for line in lines]
+        # Blank lines would displace lines that explain a failure.
         self.last_lines.extend(line for line in cut if line.strip())
         shown = self._filters.setdefault(stream, TracebackFilter()).feed(cut)
         if self._terminal and shown:
@@ -145,33 +153,33 @@ class RankLog:
 
     @property
     def lost_lines(self) -> int:
-        """Lines that the disk did not take since the last one that it took."""
+        """The number of lines that were lost since the disk last accepted a line."""
         return self._file.lost_lines
 
     def close(self) -> None:
         """Write the unfinished lines and close the file."""
         for stream, assembler in self._streams.items():
             line = assembler.take_rest()
-            if line.strip():  # a bar that was removed is blank
+            if line.strip():  # a program clears its bar by overwriting it with blanks
                 self._write_lines(stream, [line])
         self._file.close()
 
 
 class RunLogs:
-    """Keeps the logs of all ranks of an attempt, and of each node's launch command (rank None). The
-    terminal shows the ranks' lines if they are `shown`, and never launch's."""
+    """Keeps the logs of all ranks of an attempt, and of each node's launch command (rank None). If
+    `shown`, the terminal shows the lines of ranks. Lines of launch commands never appear there."""
 
     def __init__(
         self,
         folder: Path,
         terminal: Terminal,
         world_size: int,
-        limit: int = LOG,
+        limit: int = LOG_BYTES,
         shown: bool = True,
     ):
         self.folder, self._shown = folder, shown
         self._limit = limit
-        self._disk_state = ""  # that was reported last
+        self._disk_state = ""  # the state that was reported last, a key of report_disk's states
         self.terminal = terminal
         self._width = len(str(max(0, world_size - 1)))
         self._logs: dict[tuple[str, int | None], RankLog] = {}
@@ -193,9 +201,10 @@ class RunLogs:
         return self._logs[host, rank]
 
     def report_disk(self) -> None:
-        """Say once when this machine's disk takes no more lines, and once when it does again."""
-        stalled = self.terminal.spool.stalled() >= STALLED
-        state = "lost" if any(log.lost_lines for log in self._logs.values()) else "late" * stalled
+        """Report once when this machine's disk accepts no lines, and once when it does again."""
+        state = "lost" if any(log.lost_lines for log in self._logs.values()) else ""
+        if not state and self.terminal.spool.stalled() >= STALLED:
+            state = "late"
         if state == self._disk_state:
             return
         self._disk_state = state
@@ -208,8 +217,8 @@ class RunLogs:
         self.terminal.say(f"the control node's disk {states[state]}")
 
     def close(self) -> None:
-        """Close all logs. Returns when the disk has taken everything."""
-        # What a machine printed last must not keep the logs of others from being written.
+        """Close all logs. Return when everything has been written to the disk."""
+        # An error in the last lines of one rank must not leave the logs of other ranks unwritten.
         for (host, _), log in self._logs.items():
             try:
                 log.close()

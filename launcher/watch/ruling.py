@@ -1,5 +1,8 @@
-"""Reports during a run which wait dominates its steps, and for which rank the others wait if the
-run hangs."""
+"""Reports during a run which wait dominates its steps, and which rank holds up a run that hangs.
+
+watch.py runs a Ruling during an attempt, and asks it at the end where silent ranks stood. The
+report package reads the records and judges them; here a judgement becomes a line on the terminal.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +20,26 @@ from report.verdict import wait_words
 from report.wait_rules import WORDS
 
 LOOK_EVERY = 5.0  # seconds
-LAST_LOOK = 5.0  # seconds that the end of a run waits for the last look
-# Seconds between two looks that have to agree: they share few steps (report.status.RECENT).
+LAST_LOOK = 5.0  # seconds; the end of an attempt waits no longer for the last look
+# A wait is reported if it still dominates after these seconds. Looks that far apart have few steps
+# in common (report.status.RECENT).
 APART = 45.0
-STEADY = 0.1  # relative difference of a wait's share that these looks may have
+STEADY = 0.1  # relative change of the wait's share of a step that is allowed between these looks
 
 
 class Ruling:
-    """Reads the run's folder in a separate thread. The loop that renews leases never waits for the
-    files that machines wrote."""
+    """Reads the run's records in a thread of its own, so that the event loop, which renews leases,
+    never waits for files."""
 
     def __init__(self, folder: Path, say: Callable[[str], None]):
         self._follower, self._say = Follower(folder), say
         self._reported_kinds: set[str] = set()
-        self._since: tuple[float, str, float] | None = None  # when first seen, kind, share
-        self.hang: Hang | None = None  # as of the last look
+        # The wait that dominates at present: (when it was first seen, its kind, its share then).
+        self._dominant: tuple[float, str, float] | None = None
+        self.hang: Hang | None = None  # at the last look
         self._reported_places: set[str] = set()  # of ranks in the present hang
-        self._hang_step: int | None = None  # the last step before it
-        self._standings: Sequence[Standing] = ()  # at the last look
+        self._hang_step: int | None = None  # the last step before the present hang
+        self._standings: Sequence[Standing] = ()  # of silent ranks, at the last look
         self._standings_before_stop: Sequence[Standing] = ()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="ruling")
@@ -43,8 +48,9 @@ class Ruling:
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
+        # The last look reads the places of ranks that guards asked shortly before the end.
         self._over.set()
-        self._thread.join(LAST_LOOK)  # what guards asked as the run ended is to be seen
+        self._thread.join(LAST_LOOK)
 
     def _work(self) -> None:
         over = False
@@ -54,7 +60,7 @@ class Ruling:
                 progress = self._follower.look()
             except (UserError, OSError):
                 continue
-            except Exception as error:  # of a record that no reader foresaw: the run goes on
+            except Exception as error:  # a defect here, or an odd record, must not end the run
                 self._say(f"the cause of the delay is unknown: {type(error).__name__}: {error}")
                 return
             if progress is not None:
@@ -62,57 +68,59 @@ class Ruling:
             if progress is not None and not over:
                 self.judge(time.monotonic(), None if progress.hang else progress.judgement)
                 self.note(progress.hang, progress.step, progress.leaving)
-                # While steps only take long, nobody needs the places.
+                # `silent` has a line for each place in the code at which silent ranks stand. While
+                # steps are only slow, these lines are not needed. Each is reported once in a hang.
                 is_stuck = progress.hang or progress.finished
-                # Report each place and each sum once in a hang.
                 for place, line in progress.silent.items():
                     if place not in self._reported_places and (is_stuck or place == SHUTDOWN):
                         self._reported_places.add(place)
                         finished = progress.finished
                         self._say(f"{finished_text(finished)}; {line}" if finished else line)
 
-    def judge(self, now: float, ruling: Judgement | None) -> None:
-        """Report the wait that dominates, once for each kind, if it did APART seconds ago, too."""
-        kind = ruling.kind if ruling is not None and ruling.recent else None
-        if ruling is None or kind not in WORDS or kind in self._reported_kinds:
-            self._since = None
+    def judge(self, now_seconds: float, judgement: Judgement | None) -> None:
+        """Report the dominant wait, once for each kind, if it has dominated for APART seconds."""
+        kind = judgement.kind if judgement is not None and judgement.recent else None
+        if judgement is None or kind not in WORDS or kind in self._reported_kinds:
+            self._dominant = None
             return
-        share = step_shares(ruling.step)[kind]
-        since, kind_before, first_share = self._since or (now, kind, share)
-        # Another wait, or one that grows or shrinks, has to last from now on.
-        if kind_before != kind or abs(share - first_share) > STEADY * first_share:
-            since, first_share = now, share
-        self._since = since, kind, first_share
-        if now - since >= APART:
+        share = step_shares(judgement.step)[kind]
+        start_seconds, previous_kind, first_share = self._dominant or (now_seconds, kind, share)
+        # If the kind or its share has changed, the APART seconds begin again.
+        if previous_kind != kind or abs(share - first_share) > STEADY * first_share:
+            start_seconds, first_share = now_seconds, share
+        self._dominant = start_seconds, kind, first_share
+        if now_seconds - start_seconds >= APART:
             self._reported_kinds.add(kind)
-            share_text = wait_words(ruling.step, kind)
-            wait = WORDS[kind].format(ruling.step.samples)
+            share_text = wait_words(judgement.step, kind)
+            wait = WORDS[kind].format(judgement.step.samples)
             self._say(f"{wait}: {share_text}; `make report` says what to do")
 
     def note_stop(self) -> None:
-        """Keep where the ranks stand: they are about to be stopped."""
-        # A rank for which the others wait may stop, too, as from a read that takes forever. Then it
-        # no longer stands anywhere.
+        """Keep where the silent ranks stand, before they are stopped."""
+        # The rank that holds up all ranks may obey the stop, too, for example by leaving a read
+        # that hangs. Afterwards its records no longer say where it stood.
         self._standings_before_stop = self._standings
 
     def standings(self, attempt: int) -> Sequence[Standing]:
-        """Return where the silent ranks of an attempt stood before they were stopped, by rank."""
-        # The answer of a rank may have arrived since the last look before the stop.
+        """Return where the silent ranks of an attempt stood before the stop, sorted by rank."""
+        # A rank's answer may have arrived after the last look before the stop.
         newest = standings(self._follower.machines.values(), attempt)
         by_rank = {s.rank: s for s in [*newest, *self._standings_before_stop]}
         return [by_rank[rank] for rank in sorted(by_rank)]
 
     def note(self, hang: Hang | None, step: int | None, leaving: bool) -> None:
-        """Report that the run hangs, again if it waits for other ranks, and that steps come again.
-        `step`: the newest; `leaving`: a rank has ended its records, and not yet its process."""
-        # The last steps of a rank that leaves are recorded at once: for what it waited until then
-        # stays known.
+        """Report a hang when it begins and when the run waits for different ranks, and report when
+        steps continue. `step`: the newest step; `leaving`: a rank has closed its records, but its
+        process still runs."""
+        # A rank that gives up records its last steps all at once. These steps do not mean that the
+        # run continues, so the hang remains as it was.
         if leaving:
             return
-        before, self.hang = self.hang, hang
-        if hang is not None and (before is None or hang.ranks != before.ranks):
+        previous_hang, self.hang = self.hang, hang
+        if hang is not None and (previous_hang is None or hang.ranks != previous_hang.ranks):
             self._hang_step = step
             self._say(hang.sentence)
-        if hang is None and before is not None and step != self._hang_step:
+        if hang is None and previous_hang is not None and step != self._hang_step:
             self._reported_places.clear()
-            self._say(f"steps continue, after more than {seconds(before.seconds)} without a step")
+            pause = seconds(previous_hang.seconds)
+            self._say(f"steps continue, after more than {pause} without a step")

@@ -1,5 +1,8 @@
-"""Watches one attempt: an event loop over the guards of all nodes at once, the stages that it goes
-through, and whether this process itself could not run."""
+"""Watches one attempt in an event loop that reads the guards of all nodes, and returns its Outcome.
+
+lifecycle.py starts the guards (guards.py) and then a Watch. The Watch decides when the attempt
+settles, stops and ends (Stage). failures.py decides which failure was the first cause.
+"""
 
 from __future__ import annotations
 
@@ -22,65 +25,64 @@ from launcher.participants import Participants
 from launcher.plan.plan import Plan
 from launcher.terminal import Stopper, WaitNotice, wakeup
 from launcher.watch.attempts import Outcome
-from launcher.watch.failures import Failure, explained, first_of
-from launcher.watch.guards import Guarded, Records, task
+from launcher.watch.failures import Failure, explain_failure, find_first_cause
+from launcher.watch.guards import Guarded, Records, make_task
 from launcher.watch.lines import LAST_LINES, RunLogs
 from launcher.watch.ruling import Ruling
 from report.hang import describe_silent_ranks
 
+# All durations are in seconds.
 RENEW_EVERY = 1.0
-# A stall of 8 s makes TCP silent for up to 12.6 s (docs/guard-protocol.md); a frozen machine has to
-# be noticed within 20 s.
+# A network stall of 8 s silences TCP for up to 12.6 s (docs/guard-protocol.md), which must pass. A
+# frozen machine must be noticed within 20 s.
 SILENCE = 15.0
-# Seconds that the watch waits, after the first failure, for reports of other nodes.
-SETTLE = 1.5
-STOP_GRACE = 20  # seconds that workers get to save
-EXITS_WITHIN = 10.0  # seconds after these, in which guards end their workers and report
-# The event loop turns at least once a second; under load it is late by less than this.
+SETTLE = 1.5  # after the first failure, for reports of other nodes that may explain the failure
+STOP_GRACE = 20  # for workers to save a checkpoint
+EXITS_WITHIN = 10.0  # after STOP_GRACE, for guards to end their workers and report
+# The event loop turns at least once a second. A longer turn means that this process did not run.
 LONGEST_TURN = 5.0
-# Seconds in which frames of one machine are taken in a turn; the others wait for the next turn.
-SLICE = 0.1
-LONGEST_IDLE = 600.0  # seconds that all ranks may do nothing after one has ended with 0
-SUCCESSES = ("finished", "alone")  # reasons of a guard whose workers all returned 0
-STATUS_WITHIN = 1.0  # seconds in which a guard that has closed its stream has to end
+SLICE = 0.1  # for the frames of one guard in a turn, so that no guard holds up the loop
+LONGEST_IDLE = 600.0  # in which all other ranks do nothing after one rank has ended with 0
+SUCCESSES = ("finished", "alone")  # exit reasons of a guard whose workers all returned 0
+STATUS_WITHIN = 1.0  # for a guard to exit after it has closed its stream
 
 
 class Stage(enum.Enum):
-    """Names the stages of a watch; `next_stage` decides how one follows another."""
+    """Names the stages of a watch. `next_stage` decides when the next stage begins."""
 
     RUNNING = enum.auto()
-    SETTLING = enum.auto()  # something failed: what others report now may turn out to be its cause
-    STOPPING = enum.auto()  # the user asked: the workers save and leave
-    ENDING = enum.auto()  # every guard was told to kill what is left
-    OVER = enum.auto()  # guards that are silent even now are given up
+    SETTLING = enum.auto()  # a node has failed: reports of other nodes may still show the cause
+    STOPPING = enum.auto()  # the user asked to stop: the workers save and exit
+    ENDING = enum.auto()  # every guard got the order to kill all remaining processes
+    OVER = enum.auto()  # the watch gives up guards that are still silent
 
 
-def next_stage(stage: Stage, seconds: float, failed: bool, stop_requests: int) -> Stage:
-    """Return the stage to be in, `seconds` after `stage` began. `failed`: some node has failed;
-    `stop_requests`: how often the user asked to stop."""
-    if stage is Stage.RUNNING and failed:
+def next_stage(stage: Stage, seconds: float, has_failed: bool, stop_requests: int) -> Stage:
+    """Return the stage that is due `seconds` after `stage` began. `has_failed`: some node has
+    failed; `stop_requests`: how often the user asked to stop."""
+    if stage is Stage.RUNNING and has_failed:
         return Stage.SETTLING
-    # Also while a failure settles: whoever asked wants checkpoints of the ranks that still run.
+    # A stop request counts even after a failure: ranks that still run can save checkpoints.
     if stage in (Stage.RUNNING, Stage.SETTLING) and stop_requests:
         return Stage.STOPPING
     if stage is Stage.SETTLING and seconds >= SETTLE:
         return Stage.ENDING
-    # Failures change nothing here: one rank that cannot save must not keep the others from it.
+    # A failure does not shorten STOPPING: the other ranks may still save their checkpoints.
     if stage is Stage.STOPPING and (stop_requests > 1 or seconds > STOP_GRACE + EXITS_WITHIN):
         return Stage.ENDING
-    # A living guard answers a kill at once; one that is silent for this long is gone or frozen.
+    # A running guard answers the order to kill at once, so a silent guard is lost or frozen.
     if stage is Stage.ENDING and seconds > SILENCE:
         return Stage.OVER
     return stage
 
 
 class Pauses:
-    """Notices when this process did not run: it was stopped (Ctrl-Z, SIGSTOP), or the machine
-    slept. Call `check` in each turn of a loop. `longest` is in seconds."""
+    """Notices when this process did not run, because it was stopped (Ctrl-Z, SIGSTOP) or the
+    machine slept. Call `check` in each turn of a loop."""
 
     def __init__(self):
         self._last_check = boottime()
-        self.longest = 0.0
+        self.longest_seconds = 0.0
 
     def check(self) -> float:
         """Return the seconds since the last call if this process did not run, else 0."""
@@ -88,7 +90,7 @@ class Pauses:
         pause = self._last_check - last_check
         if pause < LONGEST_TURN:
             return 0.0
-        self.longest = max(self.longest, pause)
+        self.longest_seconds = max(self.longest_seconds, pause)
         return pause
 
 
@@ -103,73 +105,75 @@ class Watch:
         stopper: Stopper,
         participants: Participants | None = None,
     ):
-        now = time.monotonic()
+        start_time = time.monotonic()
         self._plan = plan
         self._logs = logs
         self._say = logs.terminal.say
         self._stopper = stopper
         self._participants = participants
-        self._regroup: str | None = None
-        self._begin = self._end = now
-        self._guards = {n.host: Guarded(n, processes[n.host], now) for n in plan.nodes}
+        self._regroup: str | None = None  # why the run should go on with other machines
+        self._begin = self._end = start_time
+        self._guards = {n.host: Guarded(n, processes[n.host], start_time) for n in plan.nodes}
         self._records = Records(plan, logs.folder, logs.terminal.spool, plan.options.keep * MIB)
         self._ruling = Ruling(logs.folder, self._say)
         self._pauses = Pauses()
         self._failures: list[Failure] = []
-        self._stage, self._since = Stage.RUNNING, now
-        self._started: set[tuple[str, int]] = set()  # (host, rank) that a guard reported
-        self._exited: list[Failure] = []  # ranks that ended with 0
+        self._stage, self._stage_start = Stage.RUNNING, start_time
+        self._started: set[tuple[str, int]] = set()  # (host, rank) of reported worker processes
+        self._exited: list[Failure] = []  # ranks that ended with 0; each may explain a failure
         self._notice: WaitNotice | None = WaitNotice(
             logs.terminal, "starting (torch, network, data)"
         )
 
     def run(self) -> Outcome:
+        """Send each guard its task, watch until all guards have ended, and return the Outcome."""
         with selectors.DefaultSelector() as selector, wakeup() as wake, self._ruling:
             selector.register(wake, selectors.EVENT_READ)
             for guard in self._guards.values():
                 with self._isolate_errors(guard, selector):
                     selector.register(guard.process, selectors.EVENT_READ, guard)
-                    guard.send(task(self._plan, guard.node))
+                    guard.send(make_task(self._plan, guard.node))
             renew_at = time.monotonic() + RENEW_EVERY
-            while self._active():
+            while self._active_guards():
                 stop_requests = self._stopper.asked
                 for guard in self._wait_for_guards(selector, wake, renew_at):
                     with self._isolate_errors(guard, selector):
                         self._read(guard)
-                    # A stop comes before more output, which waits for the next turn.
+                    # A new stop request is handled before the output of the remaining guards.
                     if self._stopper.asked > stop_requests:
                         break
-                now = time.monotonic()
-                # After `now`, by which silence is judged: an earlier pause is known by then, and
-                # one that begins here counts against nobody.
-                # All clocks start again: what a node sent is still unread, so none was silent.
+                # `turn_time` is read before the check for pauses. The check notices a pause before
+                # this time, and a pause after it cannot make a guard look silent.
+                turn_time = time.monotonic()
                 if pause := self._pauses.check():
                     self._say(
                         f"this machine did not run for {pause:.0f} s: it was stopped, asleep or "
                         "overloaded"
                     )
-                    self._since = time.monotonic()
-                    for guard in self._active():
-                        guard.heard = self._since
-                if now >= renew_at:
-                    renew_at = now + RENEW_EVERY
+                    # Messages that arrived during the pause are unread, so no guard was silent:
+                    # the clocks of the stage and of all guards start again.
+                    self._stage_start = time.monotonic()
+                    for guard in self._active_guards():
+                        guard.last_frame_time = self._stage_start
+                if turn_time >= renew_at:
+                    renew_at = turn_time + RENEW_EVERY
                     self._logs.report_disk()
-                    # Once something has failed or stops, no machine joins or leaves any more.
+                    # Machines join and leave only while nothing has failed or is being stopped.
                     if self._participants and self._stage is Stage.RUNNING:
                         self._regroup = self._participants.regroup()
                     if self._notice:
                         started, size = len(self._started), self._plan.world_size
                         self._notice.update(f"{started} of {size} processes run")
-                    for guard in self._active():
+                    for guard in self._active_guards():
                         with self._isolate_errors(guard, selector):
                             guard.renew()
-                self._handle_deadlines(now, selector)
+                self._handle_deadlines(turn_time, selector)
         return self._outcome()
 
     @contextlib.contextmanager
     def _isolate_errors(self, guard: Guarded, selector: selectors.BaseSelector) -> Iterator[None]:
-        """Make any error in what is done with one machine and its data, a defect of ours included,
-        that machine's failure."""
+        """Turn any error while one guard is handled into a failure of that guard's machine, even if
+        the error is a defect of Tandem. Hang up if the guard has ended."""
         try:
             yield
         except Invalid as error:
@@ -180,61 +184,63 @@ class Watch:
             self._hang_up(guard, selector)
 
     def _hang_up(self, guard: Guarded, selector: selectors.BaseSelector) -> None:
-        """Unregister a guard that has ended, and close the connection to it."""
+        """Unregister a guard that has ended, and close the connection to the guard."""
         keys = selector.get_map().values()
         for fd in [key.fd for key in keys if key.data is guard]:
             selector.unregister(fd)
-            # Only now: a channel that is closed has another descriptor, or none.
-            if not guard.gone:
+            # The process is closed after it is unregistered: a closed channel has another
+            # descriptor, or none. The guard of a lost machine ends by its lease instead.
+            if not guard.is_lost:
                 with contextlib.suppress(Exception):
                     guard.process.close()
 
     def _wait_for_guards(
         self, selector: selectors.BaseSelector, wake: socket.socket, until: float
     ) -> list[Guarded]:
-        """Wait until a guard has sent something, or until `until`; return the guards to read."""
-        backlogged = [guard for guard in self._active() if guard.has_backlog]
+        """Wait for data of a guard until the time `until`, and return the guards to read."""
+        backlogged = [guard for guard in self._active_guards() if guard.has_backlog]
         if self._stage is Stage.SETTLING:
-            until = min(until, self._since + SETTLE)
+            until = min(until, self._stage_start + SETTLE)
         wait = min(max(0.0, until - time.monotonic()), RENEW_EVERY)
         ready = [key.data for key, _ in selector.select(0.0 if backlogged else wait)]
-        # A signal woke the loop: empty its socket.
+        # The wake-up socket has no guard as data. A signal wrote into this socket.
         if None in ready:
             wake.recv(4096)
         return backlogged + [g for g in ready if g is not None and g not in backlogged]
 
-    def _active(self) -> list[Guarded]:
+    def _active_guards(self) -> list[Guarded]:
         return [guard for guard in self._guards.values() if not guard.ended]
 
     def _read(self, guard: Guarded) -> None:
         """Handle the frames that a guard sent, for about SLICE seconds."""
         data: bytes | None = b""
         if not guard.has_backlog:
-            # An error ends the stream, as no data does.
+            # b"" means the end of the stream, and None means no data yet. An error leaves b"".
             with contextlib.suppress(OSError):
                 data = guard.process.read()
             if data is None:
                 return
-        now = self._end = time.monotonic()
+        start_time = self._end = time.monotonic()
         if not data and not guard.has_backlog:
             self._handle_stream_end(guard)
             return
         guard.has_backlog = True
         for frame, payload in guard.frames.feed(data or b""):
-            # Only a whole frame is a sign of life, not a single byte now and then; and after
-            # the last frame the stream has to end.
+            # Only a whole frame is a sign of life, not a single byte. After the exit frame the
+            # stream has to end, so later frames do not count.
             if guard.exit is None:
-                guard.heard = now
+                guard.last_frame_time = start_time
             self._handle_frame(guard, frame, payload)
-            if time.monotonic() - now > SLICE:
+            if time.monotonic() - start_time > SLICE:
                 return
         guard.has_backlog = False
 
     def _distrust(self, guard: Guarded, message: str) -> None:
-        """Stop believing this guard. The caller closes its stdin, which ends the run there."""
+        """Stop believing this guard. The caller (_isolate_errors) hangs up; the guard then ends the
+        run on its machine, because its stdin is closed."""
         guard.ended = True
         guard.exit = None
-        self._fail(self._failure(guard.node.host, "guard", message=message))
+        self._note_failure(guard.node.host, "guard", message=message)
 
     def _handle_frame(self, guard: Guarded, frame: frames.Frame, payload: bytes) -> None:
         host = guard.node.host
@@ -246,7 +252,7 @@ class Watch:
             guard.running, guard.idle = frame.running, frame.idle
         elif isinstance(frame, frames.Log):
             self._logs.feed(host, frame.rank, frame.stream, payload)
-            if frame.rank is not None:  # a rank prints: the start is over
+            if frame.rank is not None:  # a rank has started to print, so the notice is removed
                 self._notice = None
         elif isinstance(frame, frames.Record):
             self._records.take(host, frame, payload)
@@ -258,46 +264,46 @@ class Watch:
             self._handle_exit(guard, frame)
 
     def _handle_exit(self, guard: Guarded, frame: frames.Exit) -> None:
-        """Note a guard's last frame, and the failure that it reports."""
+        """Note a guard's last frame, and the failure that the frame reports."""
         host = guard.node.host
         guard.exit = frame
         if frame.reason == "busy":
-            self._fail(self._failure(host, "busy", message=frame.message))
-        # A worker's failure, if there is one, explains launch's.
+            self._note_failure(host, "busy", message=frame.message)
+        # launch also fails after a worker fails. Without another failure launch itself failed.
         elif frame.reason == "failed" and all(f.host != host for f in self._failures):
-            self._fail(
-                self._failure(
-                    host,
-                    "launch",
-                    exit_code=frame.exit_code,
-                    signal=frame.signal,
-                    message=frame.message,
-                    last_lines=tuple(self._logs.get_log(host, None).last_lines),
-                )
+            self._note_failure(
+                host,
+                "launch",
+                exit_code=frame.exit_code,
+                signal=frame.signal,
+                message=frame.message,
+                last_lines=tuple(self._logs.get_log(host, None).last_lines),
             )
-        elif frame.reason in ("lease", "eof", "guard") and not self._ending:
+        # Once guards have the order to end, these reasons are expected.
+        elif frame.reason in ("lease", "eof", "guard") and not self._is_ending:
             message = {
                 "lease": "it heard nothing from here for too long, and stopped its part",
                 "eof": "its connection from here ended, and it stopped its part",
-                "guard": f"a part of its guard was killed after {self._seconds():.0f} s",
+                "guard": f"a part of its guard was killed after {self._elapsed_seconds():.0f} s",
             }[frame.reason]
             source = "guard" if frame.reason == "guard" else "gone"
-            # The lease ended because this machine slept: it could not renew it.
-            if frame.reason == "lease" and self._pauses.longest > LEASE / 2:
-                source = "paused"
-                message = f"the control node did not run for {self._pauses.longest:.0f} s"
-            self._fail(self._failure(host, source, message=message))
+            # If this machine slept, it could not renew the lease: the guard's machine is well.
+            pause = self._pauses.longest_seconds
+            if frame.reason == "lease" and pause > LEASE / 2:
+                source, message = "paused", f"the control node did not run for {pause:.0f} s"
+            self._note_failure(host, source, message=message)
 
     def _handle_worker_exit(self, host: str, frame: frames.WorkerExit) -> None:
-        """Note how a worker ended, as a failure or among the ranks that ended with 0."""
-        if self._ending:
+        """Note how a worker ended: as a failure, or as a rank that ended with 0."""
+        if self._is_ending:
             return
         last_lines = [*self._logs.get_log(host, frame.rank).last_lines]
-        # More was printed after the error than LAST_LINES: show the error instead of some of it.
+        # If the worker printed more than LAST_LINES after the error, the error replaces the oldest
+        # of these lines.
         if frame.exception and not any(frame.exception[:40] in line for line in last_lines):
             error = [*[frame.exception, *frame.error_lines][: LAST_LINES // 2], "..."]
             last_lines = [*error, *last_lines[len(error) :]]
-        failure = self._failure(
+        failure = self._make_failure(
             host,
             "worker" if frame.exit_code != 0 else "left",
             rank=frame.rank,
@@ -311,46 +317,53 @@ class Watch:
         )
         if frame.exit_code == 0:
             self._exited.append(failure)
-        # After a stop only the first failure of a node counts: the others follow from it.
+        # After a stop request, later failures of a node follow from the first failure.
         elif frame.first or not self._stop_requests:
-            self._fail(failure)
+            self._add_failure(failure)
 
-    def _failure(self, host: str, source: str, **fields: Any) -> Failure:
-        """Return a Failure of now."""
+    def _make_failure(self, host: str, source: str, **fields: Any) -> Failure:
+        """Return a Failure that happened just now."""
         return Failure(
             host=host,
             source=source,
             order=len(self._failures),
-            seconds=self._seconds(),
+            seconds=self._elapsed_seconds(),
             has_exit_codes=self._plan.program.has_exit_codes,
             **fields,
         )
 
-    def _seconds(self) -> float:
+    def _elapsed_seconds(self) -> float:
         return time.monotonic() - self._begin
 
-    def _fail(self, failure: Failure) -> None:
-        """Add a failure."""
-        # Judged now: an error in it is then a failure of its machine (_isolate_errors).
+    def _note_failure(self, host: str, source: str, **fields: Any) -> None:
+        """Add a failure that happened just now."""
+        self._add_failure(self._make_failure(host, source, **fields))
+
+    def _add_failure(self, failure: Failure) -> None:
+        """Add a failure; before it, add the rank that hung, if the failed rank waited for it."""
+        # `priority` is computed and cached now: _isolate_errors turns an error in this computation
+        # into a failure of the machine.
         _ = failure.priority
         hang = self._ruling.hang
-        # The first rank gave up its wait: the rank for which all waited failed before it.
+        # A rank that gives up waiting fails with a lost peer. The awaited rank failed earlier.
         if hang is not None and not self._failures and failure.peer_lost:
             message = f"no step for {hang.seconds:.0f} s: {hang.why}"
             for host, rank in hang.ranks[:1]:
                 if host in self._guards:
-                    hung = self._failure(host, "hung", rank=rank, message=message)
+                    hung = self._make_failure(host, "hung", rank=rank, message=message)
                     self._failures.append(hung)
         self._failures.append(failure)
 
     def _find_idle_rank(self) -> Failure | None:
-        """Return a failure if a rank has finished and for LONGEST_IDLE no other has done anything:
-        nothing would ever end this run."""
-        waiting = [guard for guard in self._active() if guard.running]
+        """Return a failure if one rank has finished and all other ranks have done nothing for
+        LONGEST_IDLE. Such a run would never end."""
+        waiting = [guard for guard in self._active_guards() if guard.running]
         if not self._exited or not waiting:
             return None
         idle = min(guard.idle or 0.0 for guard in waiting)
-        if min(idle, self._seconds() - (self._exited[-1].seconds or 0.0)) < LONGEST_IDLE:
+        # Time counts only from the last exit of a rank: before it, ranks may have waited for it.
+        since_exit = self._elapsed_seconds() - (self._exited[-1].seconds or 0.0)
+        if min(idle, since_exit) < LONGEST_IDLE:
             return None
         host, rank, finished = waiting[0].node.host, waiting[0].running[0], self._exited[0]
         standings = self._ruling.standings(self._plan.attempt)
@@ -359,67 +372,69 @@ class Watch:
             f"has done nothing for {idle / 60:.0f} min, after {finished.host}, rank "
             f"{finished.rank} ended with 0: {(places or ['it did not say where it is'])[0]}"
         )
-        return self._failure(host, "idle", rank=rank, message=message)
+        return self._make_failure(host, "idle", rank=rank, message=message)
 
     def _handle_stream_end(self, guard: Guarded) -> None:
-        """Note that a guard's stream has ended; a failure if no `exit` frame came before."""
+        """Note that a guard's stream has ended: a failure, unless an exit frame came before."""
         guard.ended = True
         status = guard.process.wait(STATUS_WITHIN)
         if guard.exit is not None:
             return
         host = guard.node.host
-        # The guard still runs, and ends its part when its lease is over.
+        # If the connection broke, the guard still runs; it ends its processes after its lease.
         if guard.process.broken:
-            guard.gone = True
-            self._fail(self._failure(host, "gone", message="its ssh connection broke"))
+            guard.is_lost = True
+            self._note_failure(host, "gone", message="its ssh connection broke")
             return
+        # Unparsed bytes and stderr may say why the guard ended: the last 400 characters are kept.
         output = " ".join(f"{guard.frames.rest()} {guard.process.stderr()}".split())[-400:]
-        message = output or f"it was killed after {self._seconds():.0f} s"
-        self._fail(self._failure(host, "guard", exit_code=status, message=message))
+        message = output or f"it was killed after {self._elapsed_seconds():.0f} s"
+        self._note_failure(host, "guard", exit_code=status, message=message)
 
-    def _handle_deadlines(self, now: float, selector: selectors.BaseSelector) -> None:
+    def _handle_deadlines(self, turn_time: float, selector: selectors.BaseSelector) -> None:
         """Give up silent guards, handle Ctrl-Z, and enter the stages that are due."""
         # A guard sends a beat every second: a silent machine is off, frozen or unreachable.
-        for guard in self._active():
-            if now - guard.heard > SILENCE:
-                guard.ended = guard.gone = True
+        for guard in self._active_guards():
+            if turn_time - guard.last_frame_time > SILENCE:
+                guard.ended = guard.is_lost = True
                 self._hang_up(guard, selector)
-                # Silence after the order to end must not hide a guard that is distrusted.
-                if not (self._ending and self._distrusted):
+                # After the order to end, a failure of source `gone` would have a higher priority
+                # than the guard failure that caused the end. So silence is not noted then.
+                if not (self._is_ending and self._has_guard_failure):
                     message = f"no heartbeat for {SILENCE:.0f} s"
-                    self._fail(self._failure(guard.node.host, "gone", message=message))
+                    self._note_failure(guard.node.host, "gone", message=message)
         if idle := self._find_idle_rank() if self._stage is Stage.RUNNING else None:
-            self._fail(idle)
-        # A suspended process cannot renew the leases.
+            self._add_failure(idle)
+        # The launcher ignores Ctrl-Z, since a suspended launcher cannot renew the leases.
         if self._stopper.suspended:
             self._stopper.suspended = False
             self._say(
                 "Ctrl-Z would end the run on every machine, so it is ignored: Ctrl-C ends it in "
                 "order, and a run that is started with DETACH=1 needs no terminal"
             )
-        # More than one stage may be due at once, as when a second Ctrl-C came.
+        # Two stages may be due in one turn, as when the user pressed Ctrl-C twice.
         while True:
-            seconds = now - self._since
+            seconds = turn_time - self._stage_start
             stage = next_stage(self._stage, seconds, bool(self._failures), self._stop_requests)
             if stage is self._stage:
                 return
-            self._enter_stage(stage, now, selector)
+            self._enter_stage(stage, turn_time, selector)
 
     @property
     def _stop_requests(self) -> int:
-        """The number of requests to stop, by the user or by an owner who is back."""
+        """The number of requests to stop: by the user, or one because the machines change."""
         return self._stopper.asked or int(self._regroup is not None)
 
-    def _enter_stage(self, stage: Stage, now: float, selector: selectors.BaseSelector) -> None:
-        """Send the order of a new stage to all guards, and report it if the workers stop."""
-        self._stage, self._since = stage, now
+    def _enter_stage(self, stage: Stage, start: float, selector: selectors.BaseSelector) -> None:
+        """Enter a stage: send its order to all guards, and tell the user if the workers stop."""
+        self._stage, self._stage_start = stage, start
         if stage is Stage.STOPPING:
             self._ruling.note_stop()
             action = self._plan.program.when_stopped.format(seconds=STOP_GRACE)
             cause = "stopping" if self._stopper.asked else self._regroup
             hint = " (press again to kill them at once)" if self._stopper.asked else ""
             self._say(f"{cause}: the workers {action}{hint}")
-        for guard in self._active():
+        for guard in self._active_guards():
             with self._isolate_errors(guard, selector):
                 if stage is Stage.STOPPING:
                     guard.send({"type": "stop", "grace": STOP_GRACE})
@@ -427,52 +442,51 @@ class Watch:
                     guard.send({"type": "kill"})
                 elif stage is Stage.OVER:
                     guard.ended = True
-                    # If all others only lost their peer, this guard holds on to the run.
+                    # If all failures are lost peers, nothing else explains the end of the attempt.
                     if all(failure.peer_lost for failure in self._failures):
                         message = "it got the order to end its processes, but continued"
-                        self._fail(self._failure(guard.node.host, "guard", message=message))
+                        self._note_failure(guard.node.host, "guard", message=message)
 
     @property
-    def _distrusted(self) -> bool:
-        """True if a guard was killed, or sent what no guard sends."""
+    def _has_guard_failure(self) -> bool:
+        """True if a guard was killed, or sent data that no guard sends."""
         return any(failure.source == "guard" for failure in self._failures)
 
     @property
-    def _ending(self) -> bool:
-        """True once the guards got the order to end: a guard's end is no failure then."""
+    def _is_ending(self) -> bool:
+        """True once the guards got the order to end. After the order, an exit is no failure."""
         return self._stage in (Stage.ENDING, Stage.OVER)
 
     def _outcome(self) -> Outcome:
-        """Return how the attempt ended, once every guard has ended or is given up."""
+        """Return how the attempt ended, after every guard has ended or was given up."""
         exits = {host: guard.exit for host, guard in self._guards.items() if guard.exit}
-        gone = [host for host, guard in self._guards.items() if guard.gone]
+        lost_hosts = [host for host, guard in self._guards.items() if guard.is_lost]
         all_exited = len(exits) == len(self._guards)
         finished = all_exited and all(frame.reason in SUCCESSES for frame in exits.values())
-        # Only now is it a failure that ranks met no other: the run was to end by itself.
+        # Ranks that never met other ranks are a failure only of an attempt that would otherwise
+        # have finished.
         for host, frame in exits.items() if finished else ():
             if frame.reason == "alone":
                 finished = False
-                self._fail(self._failure(host, "alone", message=frame.message))
+                self._note_failure(host, "alone", message=frame.message)
         status = "finished" if finished else "stopped" if self._stop_requests else "failed"
-        cause = first_of(self._failures) if status == "failed" else None
-        # Only now: another machine may report later that one of its ranks had ended.
+        cause = find_first_cause(self._failures) if status == "failed" else None
         with_exception = [failure for failure in self._exited if failure.exception]
         if status == "finished":
-            cause = first_of(with_exception)
+            cause = find_first_cause(with_exception)
         elif cause and cause.source == "worker":
-            # A rank that ended with 0 explains the failure of another: first one that printed an
-            # exception (before the failure, unless that is a lost peer), then, for a lost peer, one
-            # that just ended.
-            is_lost, lost_rank = cause.peer_lost, f"{cause.host}, rank {cause.rank}"
-            silent = [failure for failure in self._exited if is_lost and not failure.exception]
-            earlier = [f for f in with_exception if is_lost or f.order <= cause.order]
+            # A rank that ended with 0 may explain why another rank failed. A rank that printed an
+            # exception is the best explanation. It must have ended before the failure, but a rank
+            # that lost its peer may be reported first, by another machine. The second best
+            # explanation of a lost peer is a rank that ended without an exception.
+            peer_lost, failed_rank = cause.peer_lost, f"{cause.host}, rank {cause.rank}"
+            silent = [failure for failure in self._exited if peer_lost and not failure.exception]
+            earlier = [f for f in with_exception if peer_lost or f.order <= cause.order]
             earlier = [failure for failure in earlier if not failure.peer_lost]
-            consequence = None if is_lost else f"then {explained(cause)[0]}"
-            cause = [
-                *(replace(failure, message=consequence) for failure in earlier),
-                *(replace(failure, message=lost_rank) for failure in silent),
-                cause,
-            ][0]
+            consequence = None if peer_lost else f"then {explain_failure(cause)[0]}"
+            explanations = [replace(failure, message=consequence) for failure in earlier]
+            explanations += [replace(failure, message=failed_rank) for failure in silent]
+            cause = [*explanations, cause][0]
         plan, standings = self._plan, self._ruling.standings(self._plan.attempt)
         is_script = not plan.program.times_steps
         silent_ranks = describe_silent_ranks(standings, plan.world_size, is_script)
@@ -480,9 +494,9 @@ class Watch:
             status=status,
             cause=cause,
             wall_seconds=self._end - self._begin,
-            gone=gone,
+            lost_hosts=lost_hosts,
             exits=exits,
-            unresponsive=[host for host in self._guards if host not in exits and host not in gone],
+            unreported_hosts=[h for h in self._guards if h not in exits and h not in lost_hosts],
             regroup=self._regroup if status == "stopped" else None,
             silent_ranks=[*silent_ranks.values()],
         )

@@ -17,6 +17,8 @@ from .base import Future, Sync, Topology
 
 
 class AllReduce(Sync):
+    """Sums exactly, as DDP does without a hook."""
+
     torch_hook = staticmethod(default_hooks.allreduce_hook)
 
     def hook(self, bucket: dist.GradBucket) -> Future:

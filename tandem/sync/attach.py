@@ -3,9 +3,12 @@
     ddp = DistributedDataParallel(model)
     tandem.sync.attach(ddp, "ef:5", optimizer=optimizer)
 
-The loop reports nothing to us. A step is all backwards that sum gradients before one optimizer
-step, and the first bucket of the next backward closes it. `SumUsage` finds out which sums the
-optimizer used. The received sums show whether gradients overflowed.
+Scripts call `attach`; the trainer makes an `Attached` itself. This file decides when a step begins,
+and whether the step sums exactly. The strategy (base.py) does the sums.
+
+The loop does not report its steps to `Attached`. A step is all backwards that sum gradients before
+one optimizer step. The first bucket of the next backward closes the step. `SumUsage` finds out
+which sums the optimizer used. The received sums show whether gradients overflowed.
 
 DDP's C++ part owns the hook and its `Attached`, and no garbage collector looks into that part.
 `Attached` therefore refers to its model weakly. Threads and process groups end with the model.
@@ -40,16 +43,22 @@ from .kinds import effective_spec, family_of, make
 from .unsummed import UnsummedSteps, watch_steps
 from .usage import SumUsage
 
-# torch raises RuntimeError for everything. These words are in its messages about a lost peer.
+# torch raises RuntimeError for everything, so its message must show that a peer was lost:
+#   [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:41234
+#   Timed out waiting 120000ms for recv operation to complete
 LOST_PEER = "gloo|NCCL|[Tt]imed out|Connection (closed|reset)"
-SHARDED = ("FullyShardedDataParallel", "FSDPModule")
+SHARDED = ("FullyShardedDataParallel", "FSDPModule")  # FSDP's classes in old and in new torches
 
 # For `find_attached`, because old torches do not list a model's hooks.
 _BY_MODEL: "weakref.WeakKeyDictionary[Any, Attached]" = weakref.WeakKeyDictionary()
 
 
 class Attached:
-    """A strategy that averages the gradients of one DDP model."""
+    """A strategy that averages the gradients of one DDP model.
+
+    `spec` is the strategy as the script typed it: "ef:5". `scaled_spec` also has the scale that the
+    optimizer needs: "ef:5:own". `effective_spec` is what the ranks do: "allreduce" on one machine.
+    """
 
     # `connect` sets these.
     sync: Sync
@@ -57,7 +66,7 @@ class Attached:
     effective_spec: str
     hosts: List[str]  # by rank
     usage: Optional[SumUsage] = None  # only for strategies that keep rounding errors
-    world = 0  # ranks
+    world = 0  # the number of ranks; 0 before `connect`
 
     def __init__(
         self,
@@ -84,20 +93,21 @@ class Attached:
             )
         self.spec, self.warmup_steps, self.scaler = spec, warmup_steps, scaler
         self.patience, self.machines, self.family = patience, machines, family_of(optimizer)
-        self._optimizer = optimizer  # until `connect`
+        self._optimizer = optimizer  # until `connect`, which passes it to `SumUsage`
         # Called in backward once the last bucket is handed over: from then on backward only waits.
         self.on_last_bucket: Callable[[], None] = lambda: None
         self.say: Callable[[str], None] = lambda note: print(note, file=sys.stderr, flush=True)
         self._printed_notes: Set[str] = set()
-        self.scaled_spec = parse(spec).of(self.family).spec  # with the scale that `auto` means
-        self.steps = 0  # begun, without the pass of `warm_up_buckets`
-        self.exact = True  # in the last step
+        self.scaled_spec = parse(spec).for_family(self.family).spec
+        self.steps = 0  # begun so far; the pass of `warm_up_buckets` does not count
+        self.exact = True  # whether the last step summed exactly
         self._loss_scale: Optional[float] = None  # of the next step, if a forward has read it
-        self._step_weights, self._weight = StepWeights(), 1.0  # of this rank's gradients
-        self._sums: List[Future] = []  # of this step's buckets
+        # Ranks with more samples count more: `average` multiplies gradients by this rank's weight.
+        self._step_weights, self._rank_weight = StepWeights(), 1.0
+        self._bucket_sums: List[Future] = []  # of this step's buckets
         self._buckets_are_ordered = False  # DDP orders its buckets by the first backward
-        self._in_blank_pass = False
-        self._model: Callable[[], Any] = lambda: None
+        self._in_dummy_pass = False  # `warm_up_buckets` runs
+        self._model: Callable[[], Any] = lambda: None  # a weak reference, from `connect` on
         self._unsummed: Optional[UnsummedSteps] = None
         self._finalizer: Optional[Callable[[], Any]] = None  # from `connect` to `detach`
 
@@ -106,14 +116,15 @@ class Attached:
         return Attached, (self.spec, self.warmup_steps)
 
     def connect(self, device: torch.device, group: Any, model: Any = None) -> None:
-        """Agree with the other ranks, and start threads and process groups, which end with the
-        model or, if that is unknown, with this object. Collective. Raises UserError."""
+        """Agree with the other ranks, and start threads and process groups. They end with the
+        model, or with this object if `model` is None. Collective. Raises UserError."""
         if self.patience is None:
             self.patience = find_timeout(group, device).total_seconds()
         exchange = Exchange(timedelta(seconds=self.patience))
         self.world, self.device = exchange.size, device
         SUMS.share(device)
-        # Several nodes may run on one machine, so the launcher's number comes before the name.
+        # Find out which ranks share a machine. Several nodes of the launcher may run on one
+        # machine, so the node's number comes before the host name. The caller's numbers come first.
         process = read_coordinates(os.environ)
         host = host_name(os.environ)
         machine = host if process.node is None else str(process.node)
@@ -124,6 +135,7 @@ class Attached:
                     f"{self.world} ranks: pass one machine number for each rank."
                 )
             machine = str(self.machines[exchange.rank])
+        # Ranks with different strategies would send bytes that their peers cannot decode.
         ranks = exchange.json([machine, host, self.scaled_spec, self.warmup_steps])
         arguments = {(spec, steps) for _, _, spec, steps in ranks}
         if len(arguments) > 1:
@@ -143,10 +155,11 @@ class Attached:
         # `setup` may compile kernels for longer than a step may wait; the exchange waits longer.
         exchange.meet()
         exchange.end()
-        if self.sync.strategy.rule.warms:  # only these keep rounding errors
+        if self.sync.strategy.rule.warms:  # only such strategies keep rounding errors
             self.usage = SumUsage(self._optimizer)
         self._optimizer = None
-        # A finalizer of this object must not refer to it: the object would live forever.
+        # Threads and groups end with the model. If the model is unknown, they end with this object.
+        # The finalizer of an object must not refer to the object, or the object would live forever.
         owner, release = (self, self.sync.end) if model is None else (model, self._release)
         finalizer = weakref.finalize(owner, release)
         finalizer.atexit = False  # threads and connections end with the process anyway
@@ -173,6 +186,7 @@ class Attached:
         _BY_MODEL[model] = self
 
     def _release(self) -> None:
+        """End the strategy and drop its tensors: the script may keep this object for longer."""
         self.sync.end()
         del self.sync
         self.usage = None
@@ -184,54 +198,59 @@ class Attached:
             self._loss_scale = self._read_scale()
 
     def _read_scale(self) -> float:
-        follows = self.scaler is not None and self.sync.follows_scale
-        return float(self.scaler.get_scale()) if follows else 1.0
+        """Return the loss scale, or 1 if there is none or the strategy does not need it."""
+        needs_scale = self.scaler is not None and self.sync.follows_scale
+        return float(self.scaler.get_scale()) if needs_scale else 1.0
 
     def average(self, bucket: dist.GradBucket) -> Future:
-        """Begin to average a bucket over all ranks; the future holds a tensor like its buffer."""
-        if bucket.index() == 0:  # DDP hands over this bucket first
+        """Begin to average a bucket over all ranks. The future holds a tensor with the shape and
+        type of the bucket's buffer."""
+        if bucket.index() == 0:  # DDP hands over this bucket first in each backward
             if self._unsummed is not None:
                 self._unsummed.reset()
             self._begin_step(bucket.buffer().device)
         if self.usage is not None:
             self.usage.watch(bucket.parameters())
-        if self._weight != 1.0:
-            bucket.buffer().mul_(self._weight)
+        if self._rank_weight != 1.0:
+            bucket.buffer().mul_(self._rank_weight)
         if self._finalizer:
             SUMS.enter(bucket.index())
             mean = self.sync.hook(bucket)
-        else:  # DDP cannot remove a hook, so a detached one sums as DDP would
+        else:  # after `detach`: DDP cannot remove this hook, so the hook sums as DDP would
             mean = allreduce_hook(_get_default_group(), bucket)
-        self._sums.append(mean)
+        self._bucket_sums.append(mean)
         if bucket.is_last():
             self.on_last_bucket()
             # Queued before DDP's own wait, which would hide the exception of a lost peer.
-            Variable._execution_engine.queue_callback(self._wait)
+            Variable._execution_engine.queue_callback(self._wait_for_sums)
         return mean
 
     def _begin_step(self, device: torch.device) -> None:
-        """Close the step before this first bucket, and choose whether the next one is exact."""
+        """Close the last step, and choose whether the step that begins now sums exactly."""
         if not self.world:  # `hook` was used: the ranks meet in the first backward
             self.connect(device, _get_default_group())
         scale, self._loss_scale = self._loss_scale, None
-        self._sums = []
-        self._weight = 1.0 if self._in_blank_pass else self._step_weights.next()
-        if self._in_blank_pass:  # a strategy sums exactly before its first `begin`
+        self._bucket_sums = []
+        self._rank_weight = 1.0 if self._in_dummy_pass else self._step_weights.next()
+        # The dummy pass is no step. The strategy sums it exactly, because `begin` was never called.
+        if self._in_dummy_pass:
             self._buckets_are_ordered = True
             return
         if scale is None and self._finalizer:
             scale = self._read_scale()
         usage, unused, is_uncertain = self.usage, ALL_USED, False
-        if usage is None:
+        if usage is None:  # each backward that sums then counts as a step
             self.steps += 1
         else:
             # A GradScaler that lowered its scale has skipped the optimizer step.
             unused = usage.close(skipped=scale is not None and scale < self.sync.scale)
+            # A backward before the optimizer step adds to the same step: micro-batches.
             self.steps += not usage.in_step
             self._print_once(describe_unused_sums(usage))
             # Rounding errors may be kept only if it is known which sums the optimizer used.
             is_uncertain = usage.saw_partial_step or (usage.dropped_sums > 0 and not usage.saw_step)
-        # DDP makes other buckets after the first backward, so its errors would fit none of them.
+        # DDP makes new buckets after the first backward. Errors of the first buckets fit none of
+        # the new ones, so the first step is exact and keeps no errors.
         is_first = not self._buckets_are_ordered
         self.exact = is_first or self.steps <= self.warmup_steps or is_uncertain
         self._buckets_are_ordered = True
@@ -240,26 +259,28 @@ class Attached:
             self._print_once(self.sync.note)
 
     def _print_once(self, note: Optional[str]) -> None:
+        """Print a note on rank 0, unless it is None or was printed before."""
         if note and note not in self._printed_notes and dist.get_rank() == 0:
             self._printed_notes.add(note)
             self.say(note)
 
-    def _wait(self) -> None:
+    def _wait_for_sums(self) -> None:
         """Wait for this backward's sums. Raises RuntimeError if a peer is lost."""
-        sums, self._sums = self._sums, []
-        if self.usage is not None and not self._in_blank_pass:
+        bucket_sums, self._bucket_sums = self._bucket_sums, []
+        if self.usage is not None and not self._in_dummy_pass:
             # Queued behind DDP's own callback, which writes the sums into the gradients.
             Variable._execution_engine.queue_callback(self.usage.note_sums)
         try:
-            for total in sums:
-                total.wait()
+            for bucket_sum in bucket_sums:
+                bucket_sum.wait()
         except RuntimeError as error:
             if not re.search(LOST_PEER, str(error)):
                 raise
+            # Our own exchange knows which peer was lost. torch's collectives do not say it.
             peer = "another rank"
             if isinstance(error, PeerLost):
                 peer = f"{self.hosts[error.rank]} (rank {error.rank})"
-            if "imed out" in str(error):
+            if "imed out" in str(error):  # with a large or a small T
                 raise RuntimeError(
                     f"{ATTACHED}: step {self.steps}: {peer} sent nothing for {self.patience:g} s: "
                     f"its process hangs, or the network is interrupted ({error})."
@@ -273,18 +294,21 @@ class Attached:
         """End threads, memory and connections; from the next step on DDP sums exactly. Collective,
         between two steps."""
         if self._finalizer is not None:
-            # No rank may end its groups while another one still sums.
+            # No rank may end its groups while another rank still sums.
             sum_over_ranks(torch.zeros(1, device=self.device)).wait()
             self._finalizer()
             self._finalizer = None
-            vars(self).pop("sync", None)
+            vars(self).pop("sync", None)  # `_release` has deleted it already, if the model is known
 
     def warm_up_buckets(self, closure: Callable[[], Any]) -> None:
-        """Run a forward and a backward without effect, so that DDP orders its buckets before the
-        first step. `closure` calls the DDP model on any images, and backward on the outputs.
-        Without this call the first step is exact instead, and a resumed run sums its first step in
-        another order than an uninterrupted run. Buffers and random numbers are restored, and
-        gradients dropped. Collective. Raises UserError."""
+        """Run a dummy pass, so that DDP orders its buckets before the first step. Collective.
+
+        `closure` calls the DDP model on a batch of any content, and backward on a loss. Afterwards
+        buffers and random numbers are as before, and the gradients are None. Raises UserError if
+        `closure` sums no gradients, after the first backward, or for an object of `hook`.
+
+        Without this call the first step sums exactly. A resumed run then sums its first step in
+        another order than an uninterrupted run, so the last bits of the two runs differ."""
         if self._buckets_are_ordered:
             raise UserError(
                 f"{ATTACHED}: call warm_up_buckets(closure) before the first backward: now DDP has "
@@ -298,12 +322,12 @@ class Attached:
             )
         device = model.device
         buffers = [(buffer, buffer.clone()) for buffer in model.module.buffers()]
-        self._in_blank_pass = True
+        self._in_dummy_pass = True
         try:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 closure()
         finally:
-            self._in_blank_pass = False
+            self._in_dummy_pass = False
             model.zero_grad(set_to_none=True)
             with torch.no_grad():
                 for buffer, saved_values in buffers:
@@ -321,6 +345,7 @@ class Attached:
         return "sync" in vars(self)
 
     def _check_has_state(self) -> None:
+        """Raise UserError unless a strategy averages the gradients of a model that still lives."""
         if not self.at_work or self._model() is None:
             raise UserError(
                 f"{ATTACHED}: there is no state: hook() made this object, detach() was "
@@ -329,8 +354,11 @@ class Attached:
             )
 
     def state_dict(self) -> Dict[str, Any]:
-        """Return this rank's state: tensors and plain containers, to be saved in one file per rank.
-        It fits a run with the same ranks on each machine. Raises UserError."""
+        """Return this rank's state: tensors on the model's device, and plain containers.
+
+        Save the state of each rank in a separate file, next to the model's. A state fits a run with
+        the same ranks on each machine. Call this between two steps: sums that no optimizer step has
+        used are not in the state. Raises UserError for an object of `hook`, and after `detach`."""
         self._check_has_state()
         self.sync.settle(ALL_USED if self.usage is None else self.usage.find_unused())
         return {
@@ -343,8 +371,8 @@ class Attached:
         }
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Restore what `state_dict` returned. Raises UserError, and then changes nothing, if the
-        state does not fit this run."""
+        """Restore what `state_dict` returned on this rank. Raises UserError if the state is damaged
+        or belongs to another strategy or to other machines; the state of this run then stays."""
         self._check_has_state()
         if not isinstance(state, dict):
             raise UserError(
@@ -356,9 +384,9 @@ class Attached:
         # Compared as text: a damaged file may hold tensors, whose comparison returns no bool.
         if repr(saved) != repr(current):
             raise UserError(
-                f"{ATTACHED}: the state belongs to {saved[0]!r} with the machines "
-                f"{saved[1]!r} of its ranks, but this run uses {current[0]!r} with the "
-                f"machines {current[1]!r}: start without this state; the stored rounding "
+                f"{ATTACHED}: the state was saved by {saved[0]!r} with machines="
+                f"{saved[1]!r}, but this run uses {current[0]!r} with "
+                f"machines={current[1]!r}: start without this state; the stored rounding "
                 "errors are then lost."
             )
         module, steps = self._model().module, state.get("steps")
@@ -373,7 +401,7 @@ class Attached:
                     self.sync.load_common_state(module, state["common"])
                 self.sync.load_state_dict(state["sync"])
         except (LookupError, TypeError, ValueError, OverflowError) as error:
-            # Each of the two calls changes nothing if it fails, but the first may have succeeded.
+            # A call that fails changes nothing, but `load_common_state` may have succeeded before.
             if common_before is not None:
                 self.sync.load_common_state(module, common_before)
             raise UserError(
@@ -393,19 +421,24 @@ def attach(
 ) -> Attached:
     """Average this model's gradients with a strategy from the next backward on. Collective.
 
-    `spec`: a strategy of `--sync`, such as ef:5 or bf16 (docs/slow-networks.md).
-    `warmup_steps`: the number of steps with exact sums. The first backward is always exact, and so
-    is each step if `attach` cannot know which sums an optimizer uses. Rounding errors of sums that
-    no step uses are dropped.
+    `spec`: a strategy of `--sync`, such as "ef:5" or "bf16" (docs/slow-networks.md).
+    `warmup_steps`: the number of first steps with exact sums. The first backward always sums
+    exactly. Each step does so while `attach` cannot know which sums an optimizer uses. Rounding
+    errors of sums that no step uses are dropped.
     `scaler`: the GradScaler that scales the loss.
     `patience`: the seconds until a silent peer is an error; by default DDP's own timeout.
-    `machines`: each rank's machine number; by default where it runs. `ef` works between machines,
-    so machines=range(world size) shows its effect on a single PC.
-    `optimizer`: the object that steps the weights; `attach` then sees its steps. `ef` scales by the
-    block's peak for SGD, and by each value's own scale otherwise.
+    `machines`: a number for each rank, the same for ranks of one machine; by default `attach` finds
+    out where ranks run. `ef` codes only between machines: machines=range(world size) shows the
+    effect of `ef` on a single PC.
+    `optimizer`: the object whose `step` changes the weights; `attach` then sees its steps. With SGD
+    `ef` scales each block by its largest value, otherwise by a scale for each value.
 
     Adam and similar optimizers learn less with ef's peak scale (docs/slow-networks.md, "With
-    Adam"): rank 0 then prints a warning to stderr. Raises UserError if something cannot work."""
+    Adam"): rank 0 then prints a warning to stderr.
+
+    Returns the object that averages; its `detach` ends the averaging. Raises UserError for an
+    argument or a model that no strategy supports, and if the ranks pass different arguments. From
+    then on backward raises RuntimeError if a peer is lost. Sources: feedback.py and codec.py."""
     attached = Attached(spec, warmup_steps, scaler, patience, machines, optimizer)
     attached.register(model)
     if dist.get_rank() == 0:
@@ -428,9 +461,11 @@ def hook(
     optimizer: Any = None,
 ) -> Tuple[Attached, Callable[[Attached, dist.GradBucket], Future]]:
     """Return what `attach` registers, as (state, hook), for a library that makes the DDP model:
-    `model.register_comm_hook(*hook("ef:5"))`. The ranks meet in the first backward. The state does
-    not know the model, so `warm_up_buckets` and `state_dict` raise UserError, and `scaler` is read
-    within backward. Raises UserError."""
+    `model.register_comm_hook(*hook("ef:5"))`. The arguments are those of `attach`.
+
+    The ranks meet in the first backward. The state does not know the model: `warm_up_buckets` and
+    `state_dict` raise UserError, and `scaler` is read within backward. Raises UserError for an
+    argument that no strategy supports."""
     return Attached(spec, warmup_steps, scaler, patience, machines, optimizer), average_bucket
 
 
@@ -440,7 +475,7 @@ def average_bucket(state: Attached, bucket: dist.GradBucket) -> Future:
 
 
 def describe_single_machine(attached: Attached) -> Optional[str]:
-    """Return a note if a strategy for several machines runs on one, where it sums exactly."""
+    """Return a note if all ranks run on one machine, so that this strategy sums exactly."""
     spec = attached.spec
     if attached.effective_spec != EXACT or parse(spec).exact or attached.world == 1:
         return None
@@ -456,7 +491,7 @@ def describe_scale(attached: Attached, optimizer: Any) -> Optional[str]:
     spec = attached.effective_spec
     if spec in (attached.spec, EXACT) or attached.family is not None:
         return None
-    sgd_spec = parse(attached.spec).of(SGD).spec
+    sgd_spec = parse(attached.spec).for_family(SGD).spec
     if optimizer is None:
         return (
             f"{ATTACHED}: no optimizer= was passed, so {attached.spec} means {spec}, which Adam "
@@ -484,7 +519,7 @@ def describe_unused_sums(usage: SumUsage) -> Optional[str]:
             "them. Their rounding errors are dropped. If the loop uses copies of the gradients, "
             f"choose {EXACT}."
         )
-    # Only from the second time on: the first may be a trial before the loop.
+    # The first sum that is dropped may be a trial before the loop.
     if usage.dropped_sums > 1:
         return (
             f"{ATTACHED}: gradients of this model were zeroed, and attach saw no optimizer step "
@@ -507,9 +542,9 @@ def describe_adam_cost(attached: Attached) -> Optional[str]:
 
 
 def find_attached(model: Any) -> Optional[Attached]:
-    """Return what averages this model's gradients now; None if DDP does it."""
-    # The model's hooks come first: a library may have registered the hook of `hook`.
-    hooks = getattr(model, "_comm_hooks", ())  # which old torches do not list
+    """Return the `Attached` that averages this model's gradients now; None if DDP averages them."""
+    # A library may have registered what `hook` returned, and `_BY_MODEL` does not know that model.
+    hooks = getattr(model, "_comm_hooks", ())  # [(function, state)]; old torches do not list them
     states = [state for _, state in hooks if isinstance(state, Attached)]
     attached = states[0] if states else _BY_MODEL.get(model)
     return attached if attached is not None and attached.at_work else None

@@ -1,14 +1,14 @@
-"""Describe which ranks share a machine, and define the interface of a strategy.
+"""Describe which ranks share a machine, and define the interface of a strategy, `Sync`.
 
-All ranks communicate in each step: a communication hook of DDP sums their gradients while backward
-runs.
+In each step a communication hook of DDP sums the ranks' gradients while backward runs. attach.py
+calls the strategy in this order:
 
     begin(scale, exact)
-    forward, backward        the hook sums here
+    forward, backward        DDP calls the hook for each bucket
     optimizer
 
-Nobody tells a strategy whether the optimizer took the step. If gradients overflowed, each rank
-received sums that are not finite, and the next `begin` or `close` acts on that.
+A strategy is not told whether the optimizer took the step. If gradients overflowed, each rank has
+received sums that are not finite, and the next `begin` or `close` drops the step's errors.
 
 If a machine has several ranks, they sum among themselves, and one of them, the leader, encodes and
 sends to the other machines. The machine's network interface then carries no more than with one GPU.
@@ -28,7 +28,7 @@ from ..compat import end_group
 from .carrier import Stage, new_group, to_host
 
 # Parameters whose last sum no optimizer has used. True: the sum is still in .grad, so a step may
-# use it. False: the loop has zeroed it.
+# use the sum. False: the loop has zeroed the sum.
 Unused = Mapping[torch.Tensor, bool]
 ALL_USED: Unused = {}
 Future = torch.futures.Future[torch.Tensor]
@@ -36,8 +36,8 @@ Future = torch.futures.Future[torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Assigns ranks to machines. `nodes`: the machine number of each rank, from 0. `group`: the
-    process group of this machine's ranks; None if each machine has one rank."""
+    """Assigns ranks to machines. `nodes`: the machine number of each rank, from 0, such as
+    (0, 0, 1). `group`: the process group of this machine's ranks; None if no machine has two."""
 
     nodes: Tuple[int, ...]
     rank: int
@@ -63,6 +63,7 @@ class Topology:
 
     @property
     def leaders(self) -> Tuple[int, ...]:
+        """Return the first rank of each machine, which sends for all ranks of the machine."""
         return tuple(ranks[0] for ranks in self.ranks)
 
     @property
@@ -75,8 +76,7 @@ class Topology:
         return len(self.nodes) > self.count
 
     def connect(self, patience: float) -> "Topology":
-        """Return a copy with its process group, whose collectives time out after `patience`
-        seconds. Collective."""
+        """Return a copy with its process group. `patience`: its timeout in seconds. Collective."""
         if not self.multi_rank_nodes:
             return self
         group = new_group(self.ranks, timedelta(seconds=patience))
@@ -88,15 +88,15 @@ class Topology:
         blank: Callable[[Any], Any],
         tensors_to_broadcast: Callable[[Any], List[torch.Tensor]],
     ) -> List[Stage]:
-        """Return this rank's stages. A leader broadcasts `tensors_to_broadcast` before the last
-        stage. The other ranks of its machine begin with `blank(job)`, receive these tensors, and
-        run only the last stage.
-        """
+        """Return this rank's stages, from a leader's `stages`: the first encodes, the last decodes.
+        A leader calls `tensors_to_broadcast` before the last stage, and sends these tensors to the
+        other ranks of its machine. These ranks begin with `blank`, receive the tensors, and run
+        only the last stage."""
         if not self.multi_rank_nodes:
             return stages
 
-        # A machine with one rank, among others with several, has nobody to send to.
         def broadcast_result(bucket: Any, group: Any) -> Any:
+            # A machine with one rank sends to nobody, though other machines have several ranks.
             if len(self.local_ranks) > 1:
                 broadcast(tensors_to_broadcast(bucket), self.local_ranks[0], group)
             return bucket
@@ -109,7 +109,7 @@ class Topology:
         ]
         if not self.is_leader:
             encode = Stage(blank)
-            # The stages remain, because all ranks must make the same process groups.
+            # These stages do nothing, but remain: all ranks must make the same process groups.
             middle = [
                 dataclasses.replace(stage, work=lambda bucket, group=None: bucket)
                 for stage in middle
@@ -131,10 +131,9 @@ def broadcast(tensors: List[torch.Tensor], source: int, group: Any) -> None:
 
 
 class Sync:
-    """A strategy. A subclass only has to implement `hook`; a strategy with state overrides the
-    other methods, too."""
+    """A strategy. A subclass must implement `hook`; a strategy with state also other methods."""
 
-    follows_scale = False  # needs the loss scale in `begin`; reading it may wait for the device
+    follows_scale = False  # whether `begin` needs the loss scale; to read it may wait for the GPU
     scale = 1.0  # the loss scale by which the state is multiplied
     note: Optional[str] = None  # for the user, to be printed once
 
@@ -150,7 +149,8 @@ class Sync:
             dist.all_reduce(torch.zeros(1, device=device), group=self.topology.group)
 
     def hook(self, bucket: dist.GradBucket) -> Future:
-        """Begin to average one bucket over all ranks; the future holds a tensor like its buffer."""
+        """Begin to average one bucket over all ranks. The future holds a tensor with the shape and
+        type of the bucket's buffer."""
         raise NotImplementedError
 
     def end(self) -> None:
@@ -159,8 +159,8 @@ class Sync:
         self.topology = dataclasses.replace(self.topology, group=None)
 
     def begin(self, scale: float, exact: bool, unused: Unused = ALL_USED) -> None:
-        """Begin a step before its first bucket, and close the step before. `scale`: the loss scale.
-        `exact`: a strategy with state sums exactly in this step. `unused`: sums of the step before
+        """Close the last step, and begin a step before its first bucket. `scale`: the loss scale.
+        `exact`: a strategy with state sums exactly in this step. `unused`: sums of the last step
         that no optimizer used."""
 
     def close(self) -> None:
@@ -170,23 +170,22 @@ class Sync:
         """Close a step, and undo what unused sums changed in the state."""
 
     def state_dict(self) -> Optional[Dict[str, Any]]:
-        """Close the step, and return this machine's state, or None. The state fits only a run with
-        the same ranks on each machine: any other run begins without it."""
+        """Close the step, and return this machine's state, or None if there is none. The state fits
+        only a run with the same ranks on each machine. Any other run begins without a state."""
         return None
 
     @property
     def state_copies(self) -> float:
-        """Return this rank's memory for the state, in fp32 copies of the gradients; after
-        `setup`."""
+        """Return this rank's memory for the state after `setup`, in fp32 copies of gradients."""
         return 0.0
 
     def common_state(self, model: torch.nn.Module) -> Optional[Dict[str, Any]]:
         """Close the step, and return the state that is equal on all ranks, by parameter name, or
-        None. It fits a run on any ranks."""
+        None if there is none. The state fits a run on any ranks."""
         return None
 
     def load_common_state(self, model: torch.nn.Module, state: Dict[str, Any]) -> None:
-        """Restore what `common_state` returned; errors are those of `load_state_dict`. The next
+        """Restore what `common_state` returned. Raises the errors of `load_state_dict`. The next
         `begin` raises UserError if ranks have loaded different states."""
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
@@ -196,7 +195,8 @@ class Sync:
 
 
 def sum_over_ranks(tensor: torch.Tensor, group: Any = None) -> Future:
-    """Begin an all-reduce, over all ranks by default; the future holds the sum, in place."""
+    """Begin an all-reduce of `tensor` in place, over all ranks by default. The future holds
+    `tensor`, which then has the sum."""
     work = dist.all_reduce(tensor, group=group, async_op=True)
-    # The work's future holds a list.
+    # The work's future holds a list of one tensor.
     return work.get_future().then(lambda done: done.value()[0])

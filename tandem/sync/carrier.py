@@ -1,10 +1,10 @@
 """Run exchanges of several collectives in the background, in the same order on all ranks.
 
 Gloo matches collectives by their order within a process group. Callbacks run in any order, so a
-collective in the callback of another could be matched with the collective of another bucket. Here
-each stage of an exchange has a thread, which processes buckets in the order of `start`; DDP starts
-them in the same order on all ranks. A stage that sends also has a process group; while it sends one
-bucket, the other stages encode or decode the next ones.
+collective in a callback could be matched with the collective of another bucket. Here each stage of
+an exchange has a thread, which processes buckets in the order of `start`. DDP starts buckets in the
+same order on all ranks. A stage that sends also has a process group. While this stage sends one
+bucket, the other stages encode or decode the next buckets. feedback.py defines the stages.
 
 On a GPU, numbers are encoded there and travel through pinned host memory and Gloo, so that no NCCL
 kernel occupies the GPU during a slow transfer. Each stage has a stream of high priority: its
@@ -30,8 +30,9 @@ Result = torch.futures.Future[torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A stage of an exchange: `work` gets what the stage before it returned. If it `sends`, it also
-    gets a process group: of all ranks, or this rank's one of `groups` (None if it is in none)."""
+    """A stage of an exchange. `work` is called with the result of the stage before, and returns the
+    input of the next stage. If the stage `sends`, `work` also gets a process group: of all ranks,
+    or that of `groups` to which this rank belongs (None if it belongs to none)."""
 
     work: Callable[..., Any]
     sends: bool = False
@@ -45,13 +46,13 @@ class Carrier:
     def __init__(self, stages: List[Stage], device: torch.device, patience: float) -> None:
         self.device = device
         self._queues: List[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in stages]
-        self._failed: Optional[BaseException] = None
+        self._failure: Optional[BaseException] = None  # the first, of any job
         self._threads: List[threading.Thread] = []
         for number, stage in enumerate(stages):
-            groups: Tuple[Any, ...] = ()  # the further arguments of `work`: one group or nothing
+            group_argument: Tuple[Any, ...] = ()  # of `work`: one group or nothing
             if stage.sends:
-                groups = (new_group(stage.groups, timedelta(seconds=patience), "gloo"),)
-            arguments = (number, stage, groups)
+                group_argument = (new_group(stage.groups, timedelta(seconds=patience), "gloo"),)
+            arguments = (number, stage, group_argument)
             thread = threading.Thread(target=self._serve, args=arguments, daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -64,11 +65,12 @@ class Carrier:
         self._queues[0].put((job, result, ready, after))
 
     def end(self) -> None:
-        """End threads and groups, after the last job. A job that failed or hangs is not awaited."""
+        """End threads and groups after the last job. Does not wait for jobs that fail or hang."""
         self._queues[0].put(None)  # the end of the queue, which each stage passes on
-        # After a failure threads may hang in a collective. A finalizer may run this in a thread.
+        # After a failure, threads may hang in a collective. A finalizer may call this function in
+        # one of the threads, which cannot wait for itself.
         for thread in self._threads:
-            if self._failed is None and thread is not threading.current_thread():
+            if self._failure is None and thread is not threading.current_thread():
                 thread.join(1)
 
     def future(self) -> Result:
@@ -79,33 +81,34 @@ class Carrier:
     def _is_on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
-    def _serve(self, number: int, stage: Stage, groups: Tuple[Any, ...]) -> None:
+    def _serve(self, number: int, stage: Stage, group_argument: Tuple[Any, ...]) -> None:
         """Run a stage's thread until the end of its queue."""
         stream = None
         if self._is_on_gpu:
             torch.cuda.set_device(self.device)  # otherwise torch makes a context on GPU 0, too
             stream = torch.cuda.Stream(self.device, priority=-1)
-        following = self._queues[number + 1 : number + 2]  # the next stage's queue, if any
+        is_last = number + 1 == len(self._queues)
+        next_queue = None if is_last else self._queues[number + 1]
         for queued_job in iter(self._queues[number].get, None):
-            self._run_job(queued_job, stage, groups, stream, following)
-        for next_queue in following:
+            self._run_job(queued_job, stage, group_argument, stream, next_queue)
+        if next_queue is not None:
             next_queue.put(None)
-        for group in groups:
+        for group in group_argument:
             end_group(group)
 
     def _run_job(
         self,
         queued_job: Tuple[Any, Any, Any, Optional[Result]],
         stage: Stage,
-        groups: Tuple[Any, ...],
+        group_argument: Tuple[Any, ...],
         stream: Any,
-        following: Sequence["queue.SimpleQueue[Any]"],
+        next_queue: Optional["queue.SimpleQueue[Any]"],
     ) -> None:
-        """Run one stage of a job, and hand it to the following stage or set its result."""
+        """Run one stage of a job. Then queue the job for the next stage, or set its result."""
         job, result, ready, after = queued_job
         try:
-            if self._failed is not None:
-                raise self._failed
+            if self._failure is not None:
+                raise self._failure
             # torch.cuda.stream(None) would initialize CUDA in a process that has no GPU to use.
             on_stream = torch.cuda.stream(stream) if stream else contextlib.nullcontext()
             with torch.no_grad(), on_stream:
@@ -119,27 +122,26 @@ class Carrier:
                     for tensor in list_tensors(job):
                         if tensor.is_cuda:
                             tensor.record_stream(stream)
-                output = stage.work(job, *groups)
-                if not following:
+                output = stage.work(job, *group_argument)
+                if next_queue is None:
                     result.set_result(output)
                     return
                 ready = stream.record_event() if stream is not None else None
-            for next_queue in following:
-                next_queue.put((output, result, ready, None))
+            next_queue.put((output, result, ready, None))
         except BaseException as error:
-            # A peer is gone: everything that waits, for this bucket or any other, must fail.
-            self._failed = error
+            # A peer is lost, so the jobs of all buckets must fail. Otherwise they would hang.
+            self._failure = error
             result.set_exception(error)
 
 
 class Flag:
-    """True if a number on the device is at most `limit`; False for NaN. Reading the flag waits only
-    for what its stage had queued when it made the flag."""
+    """True if a number on the device is at most `limit`; False for NaN. To read the flag waits for
+    work of its stage on the device, but not for work that was queued after the flag was made."""
 
     def __init__(self, value: torch.Tensor, limit: float) -> None:
         self._value, self._limit, self._arrived = value, limit, None
         if value.is_cuda:
-            # Copied at once: a later read would wait for what the stage has queued since.
+            # Copied at once: a later copy would wait for work that the stage has queued since.
             self._value = torch.empty((), dtype=value.dtype, pin_memory=True)
             self._value.copy_(value, non_blocking=True)
             self._arrived = torch.cuda.Event(blocking=True)
@@ -166,9 +168,9 @@ def list_tensors(job: Any) -> Iterator[torch.Tensor]:
 def new_group(
     groups: Sequence[Sequence[int]], timeout: timedelta, backend: Optional[str] = None
 ) -> Any:
-    """Make process groups of these ranks, and return the one that this rank belongs to, or None;
-    without `groups` make one of all ranks. `backend`: by default that of the gradients.
-    Collective."""
+    """Make process groups of these ranks, and return the group to which this rank belongs, or None.
+    Without `groups`, make one group of all ranks. `backend`: by default the backend that sums the
+    gradients. Collective."""
     local_group = None
     # torch requires that each rank makes all groups, in the same order.
     for ranks in groups or [range(dist.get_world_size())]:
@@ -185,17 +187,18 @@ def all_to_all(
     messages: Sequence[torch.Tensor] = (),
     coder: Optional[EntropyCoder] = None,
 ) -> torch.Tensor:
-    """Send row n of bytes (N, B) to the n-th of `ranks` (all by default), which form the group, and
-    return the rows received from them (N, B). If all ranks have a `coder`, `messages` are sent
-    instead, the rows as the coder compressed them.
+    """Send row n of `rows`, uint8 (N, bytes), to the n-th of `ranks`, and return the rows received
+    from these ranks (N, bytes). `ranks`: the members of the group, by default all ranks. If all
+    ranks have a `coder`, they send `messages` instead, which are the compressed rows. Raises
+    PeerLost.
 
     In step k, rank r sends to r + k, receives from r - k, and finishes both before step k + 1
     (pairwise exchange: Thakur, Rabenseifner and Gropp, "Optimization of collective communication
     operations in MPICH", 2005). Gloo sends nothing before the receive is posted, so no two ranks
-    send to a rank that is late. When two did, the switch dropped packets, or shared one link while
-    another one idled, and all links were half used.
+    send to a rank that is late. If two ranks sent to one rank, the switch would drop packets, or
+    share one link while another link idles. All links would then be half used.
     """
-    sent = to_host(rows) if coder is None else messages
+    outgoing = to_host(rows) if coder is None else messages
     received = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=rows.is_cuda)
     world = len(rows)
     peers = range(world) if ranks is None else ranks
@@ -205,14 +208,14 @@ def all_to_all(
     for step in range(1, world):
         target, source = (local + step) % world, (local - step) % world
         if coder is None:
-            _trade(sent[target], peers[target], received[source], peers[source], group)
+            _trade(outgoing[target], peers[target], received[source], peers[source], group)
             continue
         message = coder.make_room(received[source])
         begin = time.monotonic()
-        _trade(sent[target], peers[target], message, peers[source], group)
-        coder.count(sent[target], received[target], time.monotonic() - begin)
-        # Expands in a thread while the next rank's message travels.
-        expansions.append(coder.begin_expand(message, received[source]))
+        _trade(outgoing[target], peers[target], message, peers[source], group)
+        coder.count(outgoing[target], received[target], time.monotonic() - begin)
+        # Expanded in a thread, while the next rank's message travels.
+        expansions.append(coder.pool.submit(coder.expand, message, received[source]))
     for expansion in expansions:
         expansion.result()
     # On a GPU the stage's stream orders this copy before what reads it.
@@ -222,10 +225,10 @@ def all_to_all(
 def _trade(
     message: torch.Tensor, target: int, received: torch.Tensor, source: int, group: Any
 ) -> None:
-    """Send to rank `target` while rank `source` sends here, at most as many bytes as `received`
-    has. Raises PeerLost."""
-    # The receive comes first, because the peer's Gloo waits for it before it sends. It raises at
-    # once if the connection is already known to be broken.
+    """Send `message` to rank `target`, and fill `received` from rank `source`, at the same time. A
+    received message may have fewer bytes than `received`. Raises PeerLost."""
+    # The receive is posted first, because the peer's Gloo waits for the receive before it sends.
+    # `irecv` raises at once if the connection is already known to be broken.
     with _name_lost_peer(source):
         receiving: Any = dist.irecv(received, source, group=group)
     with _name_lost_peer(target):
@@ -245,6 +248,7 @@ class PeerLost(RuntimeError):
 
 @contextlib.contextmanager
 def _name_lost_peer(peer: int) -> Iterator[None]:
+    """Raise a RuntimeError of the block as PeerLost: torch's own messages name no rank."""
     try:
         yield
     except RuntimeError as error:
@@ -258,11 +262,8 @@ def all_gather(
     ranks: Optional[Sequence[int]] = None,
     coder: Optional[EntropyCoder] = None,
 ) -> torch.Tensor:
-    """Return the rows of bytes (B) of all `count` ranks: (N, B).
-
-    Each rank sends to every other rank directly. Gloo's all_gather would pass rows from rank to
-    rank.
-    """
+    """Return the rows, uint8 (bytes), of all `count` ranks: (count, bytes). Raises PeerLost. Each
+    rank sends to every other rank directly. Gloo's all_gather would pass rows from rank to rank."""
     messages = [] if coder is None else [coder.compress(to_host(row))] * count
     return all_to_all(row.expand(count, -1), group, ranks, messages, coder)
 
@@ -273,7 +274,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.contiguous()
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     pinned.copy_(tensor, non_blocking=True)
-    # A blocking event sleeps. Other events spin, on a core that should load images.
+    # A blocking event sleeps. Other events spin on a processor core that should load images.
     arrived = torch.cuda.Event(blocking=True)
     arrived.record()
     arrived.synchronize()

@@ -1,13 +1,14 @@
-"""Round values to a few levels; for each block of values the size of the block is sent, too.
+"""Round values to a few levels, and send the size of each block of values with their codes.
 
 With scale `peak`, a block's size is its largest magnitude, which is also the outermost level. With
-scale `own`, each value has a scale: it is divided by the scale before rounding, and multiplied by
-it after decoding. A block's size is then its norm, the distance of two levels is a part of its root
-mean square, and values beyond the outermost level are clipped.
+scale `own`, each value has a scale: the value is divided by its scale before rounding, and
+multiplied by its scale after decoding. A block's size is then its norm. The distance of two levels
+is a fixed part of the block's root mean square, and values beyond the outermost level are clipped.
 
-The code uses plain torch operations on whole tensors, the same on a CPU and a GPU, and few of them:
-on a GPU each is a kernel, and the link waits for them (`bench/codec.py` counts kernels and bytes).
-`kernels.py` does the same in three Triton kernels.
+The code uses plain torch operations on whole tensors, the same on a CPU and a GPU. It uses few of
+them: on a GPU each operation is a kernel, and the link waits for the kernels (`bench/codec.py`
+counts kernels and bytes). `kernels.py` does the same in three Triton kernels. feedback.py calls
+`Operations`, or the kernels.
 
 All ranks must decode bit for bit alike, on different processors and GPUs. Decoding therefore uses
 only single operations that IEEE 754 rounds correctly: no sums over a block, whose order differs,
@@ -22,16 +23,17 @@ import torch
 
 from contract.strategies import BLOCK, PACKED, coded_bytes
 
-KEPT = 0.95  # the weight of the running mean of squares; the new square has the rest
+KEPT = 0.95  # the weight of the running mean of squares; the new square weighs 1 - KEPT
 MIN_SCALE = 0.01  # of a value, relative to the largest scale of its block
 
 
 @dataclasses.dataclass(frozen=True)
 class Codec:
-    """Encodes rows of fp32 as bytes. A code is a level from -`levels` to `levels`. `packed`
-    neighbouring codes are the digits of a signed byte in base `radix`: each byte holds whole codes,
-    so that an entropy coder sees them. `step`: the distance of two levels with per-value scales, in
-    root mean squares of a block.
+    """Encodes rows of fp32 as bytes. A code is a level, a whole number from -`levels` to `levels`.
+
+    `packed` neighbouring codes are the digits of a signed byte in base `radix`: with five levels a
+    byte is code 0 + 5 * code 1 + 25 * code 2. Each byte holds whole codes, so that an entropy coder
+    sees them. `step`: with per-value scales, the distance of two levels / a block's RMS.
 
     A block with an inf or a NaN decodes to infs and NaNs only, so the sum shows that gradients
     overflowed.
@@ -43,7 +45,7 @@ class Codec:
     step: float
 
     def coded_bytes(self, values: int) -> int:
-        """Return the bytes of a row of `values` numbers, a multiple of BLOCK and of `packed`."""
+        """Return the bytes of a row. `values`: its numbers, a multiple of BLOCK and of `packed`."""
         return int(coded_bytes(values, 2 * self.levels + 1))
 
     def head_bytes(self, values: int) -> int:
@@ -56,8 +58,8 @@ class Codec:
 
     @torch.no_grad()
     def encode(self, rows: torch.Tensor, scales: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """Return rows of fp32 (R, V) as bytes (R, coded_bytes(V)), and replace the rows by their
-        rounding errors. `scales`: of the values (R, V)."""
+        """Return rows of fp32 (R, V) as uint8 (R, coded_bytes(V)), and replace the rows by their
+        rounding errors. `scales`: fp32, one for each value (R, V); None with scale `peak`."""
         count, values = rows.shape
         blocks = rows.view(-1, BLOCK)
         scaled = blocks if scales is None else blocks / scales.reshape(-1, BLOCK)
@@ -71,14 +73,15 @@ class Codec:
             torch.maximum(scaled_rows.amax(2), scaled_rows.amin(2).neg_(), out=sizes)
         distances = self._level_distances(sizes, scales is not None)
         # In a block of almost zeros 1/distance is infinite, and all levels become 0. In a block
-        # with an inf or a NaN they may be anything: its size alone shows the overflow.
+        # with an inf or a NaN the levels may be anything, because its size shows the overflow.
         factors = distances.reciprocal().nan_to_num_(0.0, 0.0, 0.0)
         levels = (scaled * factors).round_()  # a half goes to the even level
         # The peak needs no clipping: rounding it to bf16 moves it by less than half a level.
         if scales is not None:
             levels.clamp_(-self.levels, self.levels)
         codes = levels.to(torch.int8)
-        # Computed from `levels`, because torch 1.12 cannot mix types here.
+        # The errors: the values minus what `decode` will make of their codes. They are computed
+        # from `levels` and not from `codes`, because torch 1.12 cannot mix types here.
         if scales is None:
             blocks.addcmul_(levels, distances, value=-1)
         else:
@@ -113,8 +116,9 @@ class Codec:
         scales: Optional[torch.Tensor] = None,
         out: Optional[torch.Tensor] = None,
     ) -> torch.Tensor:
-        """Decode rows of `values` numbers: fp32 (R, V). `scales`: of the values, or one row for
-        all rows. With scales, `out` receives as many values as it has room for."""
+        """Return rows of `values` numbers as fp32 (R, V), from uint8 (R, coded_bytes(V)). `scales`:
+        those of `encode`, or one row for all rows. With scales, `out` receives as many values as it
+        has room for, and is returned."""
         sizes, code_bytes = self._split_rows(coded, values)
         if self.packed == 1:
             codes = code_bytes.view(torch.int8)
@@ -122,8 +126,7 @@ class Codec:
             table = _make_table(self, code_bytes.device)
             codes = table.index_select(0, code_bytes.reshape(-1).int())
         distances = self._level_distances(sizes, scales is not None)
-        # One product in fp32 for each value, and with scales another one: nothing that a processor
-        # could round in another way.
+        # Each value is one or two products in fp32, and all processors round a product alike.
         decoded = torch.mul(codes.reshape(-1, BLOCK), distances).view(len(coded), values)
         if scales is None:
             return decoded
@@ -142,16 +145,18 @@ def _make_factor(value: float, device: torch.device) -> torch.Tensor:
 @functools.cache
 def _make_table(codec: Codec, device: torch.device) -> torch.Tensor:
     """Return the codes in each byte: int8 (256, packed)."""
-    codes, quotients = [], torch.arange(256).to(torch.int8).int()
+    codes, quotients = [], torch.arange(256).to(torch.int8).int()  # 0 to 127, then -128 to -1
     for _ in range(codec.packed):
-        # The digits are balanced: -levels to levels, and not 0 to radix - 1.
-        codes.append((quotients + codec.levels) % codec.radix - codec.levels)
-        quotients = (quotients - codes[-1]).div(codec.radix, rounding_mode="floor")
+        # The digits are balanced: from -levels to levels, and not from 0 to radix - 1.
+        digits = (quotients + codec.levels) % codec.radix - codec.levels
+        codes.append(digits)
+        quotients = (quotients - digits).div(codec.radix, rounding_mode="floor")
     return torch.stack(codes, 1).to(device, torch.int8)
 
 
-# The steps of 3 and 5 levels were chosen by trials with both families of optimizers. Those of 15
-# and 255 lose least of a normal distribution (Max, "Quantizing for minimum distortion", 1960).
+# `Codec.step` by the number of levels. The steps of 3 and 5 levels were chosen by trials with both
+# families of optimizers. The steps of 15 and 255 levels make the smallest errors for normally
+# distributed values (Max, "Quantizing for minimum distortion", 1960).
 STEPS = {3: 1.4, 5: 0.8, 15: 0.35, 255: 0.03}
 RADIX = {1: 256, 2: 16, 3: 5, 5: 3}  # by the number of codes in a byte
 CODECS: Dict[int, Codec] = {
@@ -163,22 +168,23 @@ CODECS: Dict[int, Codec] = {
 @torch.no_grad()
 def make_scales(squares: torch.Tensor) -> torch.Tensor:
     """Return each value's root mean square, relative to the largest in its block and at least
-    MIN_SCALE. `squares`: the mean squares, block after block."""
+    MIN_SCALE. `squares`: fp32 mean squares, block after block. The result has their shape."""
     blocks = squares.view(-1, BLOCK)
     largest = blocks.amax(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
     ratios = blocks / largest
     # On a CPU torch uses MKL's roots, which round a fifth of fp32 numbers wrongly, and differently
-    # on each kind of processor. Roots in fp64 are exact enough to give the right fp32.
+    # on each kind of processor. A root in fp64, rounded to fp32, is always right.
     roots = ratios.double().sqrt_().float() if ratios.device.type == "cpu" else ratios.sqrt_()
     return roots.clamp_(min=MIN_SCALE).view(squares.shape)
 
 
 @torch.no_grad()
 def learn(squares: torch.Tensor, sums: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Write the mean squares after these sums to `out`, and return the largest square of a sum.
+    """Write the mean squares after these sums to `out`, and return the largest square of a sum. All
+    tensors have as many values; `squares` and `out` are fp32, and `sums` have any type.
 
-    The running mean v becomes 0.95 v + 0.05 s^2. Only ratios count, so 20 v is stored, which saves
-    an operation."""
+    A sum s changes the running mean v to 0.95 v + 0.05 s^2. Only ratios of means count, so the
+    tensors hold 20 v, which saves an operation."""
     values = sums.float()
     largest_square = torch.mul(values, values, out=out).amax()
     out.add_(squares * KEPT)
@@ -189,8 +195,9 @@ def learn(squares: torch.Tensor, sums: torch.Tensor, out: torch.Tensor) -> torch
 class Operations:
     """The stages of a bucket as plain operations, on any device.
 
-    `errors`: the rounding errors of the last step. `new_errors`: receives those of this step.
-    `scales`: the result of the method `scales`, or None with scale `peak`.
+    `errors`: the rounding errors of the last step. `new_errors`: receives the errors of this step.
+    `scales`: the result of the method `scales`, or None with scale `peak`. All are fp32, padded
+    with zeros to whole shards.
     """
 
     codec: Codec

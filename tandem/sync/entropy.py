@@ -1,15 +1,15 @@
 """Compress codes without loss: most of them are zero, which zstd finds.
 
-A row of bytes becomes a message: eight bytes with the length of what follows, then a zstd frame, or
-the row itself if a frame would not be shorter. Both ends know the row's length, so a faulty peer
-can neither send a longer message nor make this rank unpack more than one row.
+A row of bytes becomes a message: eight bytes with the length of the rest, then a zstd frame, or the
+row itself if a frame would not be shorter. Both ends know the row's length, so a faulty peer can
+neither send a longer message nor make this rank unpack more than one row.
 
-Compression costs processor time and saves transfer time. The first steps measure both, and then all
-ranks continue with compression, or none.
+Compression costs processor time and saves transfer time. The first steps measure both times. Then
+feedback.py decides for all ranks whether they continue to compress; carrier.py sends the messages.
 """
 
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -36,18 +36,18 @@ def can_compress() -> bool:
 
 
 class EntropyCoder:
-    """Compresses and expands rows. A thread expands while the next transfer runs."""
+    """Compresses and expands rows. The thread of `pool` expands while the next transfer runs."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, "tandem-expand")
-        # Approximate, because three threads add to it without a lock.
+        self.pool = ThreadPoolExecutor(1, "tandem-expand")
+        # Approximate, because three threads add to this number without a lock.
         self.processor_seconds = 0.0
         self.transfer_seconds = 0.0
         self.sent_bytes = self.saved_bytes = 0
 
     @property
     def gain(self) -> float:
-        """Return the transfer seconds that were saved minus the processor seconds that it cost."""
+        """Return the transfer seconds that compression saved, minus its processor seconds."""
         seconds_per_byte = self.transfer_seconds / max(self.sent_bytes, 1)
         return self.saved_bytes * seconds_per_byte - self.processor_seconds
 
@@ -87,12 +87,9 @@ class EntropyCoder:
         """Return an empty tensor for the longest message that a row of this length can have."""
         return torch.empty(HEAD_BYTES + len(row), dtype=torch.uint8)
 
-    def begin_expand(self, message: torch.Tensor, row: torch.Tensor) -> "Future[None]":
-        """Fill a row with a message's content. The future raises RankError for a message that
+    def expand(self, message: torch.Tensor, row: torch.Tensor) -> None:
+        """Fill a row, uint8 (bytes), with a message's content. Raises RankError for a message that
         `compress` cannot have made."""
-        return self._pool.submit(self._expand, message, row)
-
-    def _expand(self, message: torch.Tensor, row: torch.Tensor) -> None:
         begin = time.thread_time()
         content, row_bytes = message.numpy().data, row.numpy().data
         length = int.from_bytes(content[:HEAD_BYTES], "little")
@@ -122,4 +119,4 @@ class EntropyCoder:
     def end(self) -> None:
         """End the thread."""
         # A row may still be expanding for a bucket whose exchange has failed.
-        self._pool.shutdown(wait=False)
+        self.pool.shutdown(wait=False)

@@ -1,15 +1,17 @@
-"""Send a few levels per value, and add what rounding left out to the next step: error feedback.
+"""Send a few levels per value, and add the rounding errors to the next step: error feedback, `ef`.
 
-Each sender keeps its errors; if several ranks share a machine, only their leader sends. Errors are
-gradients, so they are multiplied by the loss scale and follow its changes.
+`attach.py` calls this strategy, `codec.py` rounds, and `carrier.py` sends. Each sender keeps its
+rounding errors. If several ranks share a machine, only their leader sends. Rounding errors are
+parts of gradients, so they are multiplied by the loss scale and follow its changes.
 
-A step's errors are discarded unless all of its sums are finite, which each rank sees in the sums
-that it receives: after an overflow the optimizer skips the step, and the state stays as it was.
-`settle` undoes sums that no optimizer used, such as a discriminator's in its generator's step.
+After an overflow the optimizer skips the step. The strategy then discards the step's errors, and
+its state stays as it was. Each rank sees an overflow in the sums that it receives: they are not
+finite. `settle` undoes sums that no optimizer used, such as a discriminator's sums in its
+generator's step.
 
 Per-value scales come from a running mean of the squares of the sums. All ranks receive the same
-sums, so these means are bit for bit equal on all ranks. Ranks learn them in each finite step, also
-in exact ones. A checkpoint holds them once, by the parameters' names.
+sums, so these means are bit for bit equal on all ranks. Ranks update the means in each finite step,
+also in exact steps. A checkpoint holds the means once, by the parameters' names.
 """
 
 import dataclasses
@@ -30,18 +32,19 @@ from .codec import CODECS, KEPT, Operations, learn
 from .entropy import TRIAL, UNABLE, EntropyCoder, can_compress
 
 # Warn after so many steps in a row whose sums were not finite. A GradScaler that starts too high
-# overflows less often.
+# (2**16) overflows in fewer steps, because each overflow halves its scale.
 LOST_STEPS = 20
 
 
 @dataclasses.dataclass
 class BucketState:
-    """The state of one bucket between steps.
+    """The state of one bucket between steps, as fp32 tensors of one dimension.
 
     `current`: tensors that the last step left. `pending`: tensors that this step writes.
     `finite`: whether this step's sum is finite; None until the step sums this bucket.
-    `parameters`: the bucket's, in its order. `starts`: where each tensor begins in the bucket.
-    `fallback`: the tensors before the first of several sums that no optimizer has used yet.
+    `parameters`: those of the bucket, in the order of their values. `starts`: the index in the
+    bucket at which each tensor begins. `fallback`: the tensors before the first of several sums
+    that no optimizer has used yet.
     """
 
     current: List[torch.Tensor]
@@ -54,11 +57,12 @@ class BucketState:
 
     @classmethod
     def blank(cls, sizes: Sequence[int], device: torch.device) -> "BucketState":
+        """Return a state with a tensor of zeros for each of `sizes`."""
         current = [torch.zeros(size, device=device) for size in sizes]
         return cls(current, [torch.zeros_like(tensor) for tensor in current])
 
     def close(self, keep: bool) -> None:
-        """End a step; `keep`: use what its sum left from now on."""
+        """End a step. `keep`: `pending` becomes the state; otherwise `current` stays the state."""
         self.finite, self.can_undo = None, keep
         if keep:
             self.current, self.pending = self.pending, self.current
@@ -69,49 +73,57 @@ class BucketState:
 
     def settle(self, unused: Unused) -> None:
         """Undo zeroed sums, and remember the state before sums that a step may still use."""
-        old = self.pending if self.fallback is None and self.can_undo else self.fallback
+        # After `close` has swapped the tensors, `pending` holds the state before the last sum.
+        earlier = self.pending if self.fallback is None and self.can_undo else self.fallback
         self.can_undo = False
-        if old is None:
+        if earlier is None:
             return
-        waits = any(unused.get(parameter, False) for parameter in self.parameters)
-        if waits and self.fallback is None:
-            self.fallback = old
-            self.pending = [torch.zeros_like(tensor) for tensor in old]
+        # In `unused`, True means that the sum is still in .grad, and False that it was zeroed.
+        has_waiting_sums = any(unused.get(parameter, False) for parameter in self.parameters)
+        if has_waiting_sums and self.fallback is None:
+            # The next sum writes to `pending`, which must not overwrite the earlier state.
+            self.fallback = earlier
+            self.pending = [torch.zeros_like(tensor) for tensor in earlier]
         end = 0
         for parameter in self.parameters:
             begin, end = end, end + parameter.numel()
-            for start, current_tensor, old_tensor in zip(self.starts, self.current, old):
+            for start, current_tensor, earlier_tensor in zip(self.starts, self.current, earlier):
+                # A shard's tensor begins within the bucket, so it may hold a part of a parameter.
                 values = slice(max(begin - start, 0), max(end - start, 0))
                 if unused.get(parameter) is False:
-                    current_tensor[values].copy_(old_tensor[values])
-                elif waits and parameter not in unused:
-                    old_tensor[values].copy_(current_tensor[values])
-        if not waits:
+                    current_tensor[values].copy_(earlier_tensor[values])
+                elif has_waiting_sums and parameter not in unused:
+                    # A step used this parameter's sum, so that nothing may undo the sum later.
+                    earlier_tensor[values].copy_(current_tensor[values])
+        if not has_waiting_sums:
             self.fallback = None
 
 
 @dataclasses.dataclass
 class Squares(BucketState):
-    """Running mean squares of one bucket's sums, padded with zeros to whole shards."""
+    """Running mean squares of one bucket's sums: one tensor, padded with zeros to whole shards."""
 
     def settle(self, unused: Unused) -> None:
-        # The last sum of a step contains its earlier ones, so only the last one may be learned.
+        # A step's last sum contains its earlier sums, so the means may use only the last sum. Each
+        # earlier sum is undone like a zeroed one.
         super().settle(dict.fromkeys(unused, False))
 
     def by_parameter(self) -> Dict[torch.Tensor, torch.Tensor]:
+        """Return for each parameter a view of its mean squares."""
         sizes = [parameter.numel() for parameter in self.parameters]
         return dict(zip(self.parameters, self.current[0][: sum(sizes)].split(sizes)))
 
 
 @dataclasses.dataclass
 class Bucket:
-    """One bucket of `ErrorFeedback` while it is exchanged."""
+    """One bucket of `ErrorFeedback` on its way through the stages of `carrier.py`. N machines send
+    to each other; each owns one shard of the bucket's values."""
 
-    buffer: torch.Tensor  # receives the result
+    buffer: torch.Tensor  # the bucket's values, later their average over all ranks
     errors: BucketState
-    coded: torch.Tensor  # (ranks, bytes): what is sent, later what was received
-    messages: Sequence[torch.Tensor] = ()  # the same compressed, with an entropy coder
-    squares: Optional[Squares] = None
+    coded: torch.Tensor  # uint8 (N, bytes of a shard): codes to send, later the codes of all sums
+    messages: Sequence[torch.Tensor] = ()  # the rows of `coded`, if an entropy coder compresses
+    squares: Optional[Squares] = None  # None with scale `peak`
     scales: Optional[torch.Tensor] = None  # of all values (N x shard), as `coding.scales` made them
 
 
@@ -119,14 +131,14 @@ class ErrorFeedback(Sync):
     """Averages gradients in a few levels per value; each machine owns one shard of the sum.
 
     All machines send their codes of a shard to its owner. The owner adds them up, encodes the sum,
-    and sends it to all. The rounding error is kept where it arises, at the sender and at the owner
+    and sends the sum to all. The sender and the owner each keep the rounding errors that they make
     (Seide et al., "1-bit stochastic gradient descent", 2014; at both ends: Tang et al.,
     "DoubleSqueeze", ICML 2019). All ranks decode the same bytes with operations that round alike on
     every machine, so the sums, and the scales made from them, are bit for bit equal.
 
-    The errors of a bucket are two tensors: those of the values that this machine sent (N x shard),
-    and those of the sum of its own shard. Sums are exact before the first step, when DDP orders its
-    buckets, and in warm-up.
+    The errors of a bucket are two fp32 tensors: the errors of all values that this machine sent
+    (N x shard), and the errors of the sum that this machine owns (shard). Sums are exact before the
+    first step, when DDP orders its buckets, and in warm-up.
     """
 
     follows_scale = True
@@ -135,20 +147,24 @@ class ErrorFeedback(Sync):
         super().__init__(strategy, patience)
         self.errors: Dict[int, BucketState] = {}  # by bucket number
         self.scale = 1.0  # the loss scale by which all states are multiplied
-        self.exact = True
+        self.exact = True  # whether this step sums exactly
         self.has_begun = False  # earlier sums only ordered DDP's buckets
+        # The arguments of "ef:5:own" are ("5", "own").
         self.codec = CODECS[int(strategy.arguments[0])]
-        self.coding: Any = Operations(self.codec)
-        self.learns = strategy.of(None).arguments[1] == OWN
-        self._squares: Dict[int, Squares] = {}
-        # Mean squares of parameters whose bucket is not known yet, or was made anew by DDP.
+        self.coding: Any = Operations(self.codec)  # or kernels.Kernels, on a GPU
+        # Per-value scales are learned from the sums.
+        self.learns = strategy.for_family(None).arguments[1] == OWN
+        self._squares: Dict[int, Squares] = {}  # by bucket number
+        # Mean squares of parameters whose bucket is not known yet, or has been remade by DDP.
         self._unplaced_squares: Dict[torch.Tensor, torch.Tensor] = {}
         self._digest = 0  # of the mean squares that were loaded
-        self.coder: Optional[EntropyCoder] = None  # on all ranks or none
-        self._coded_steps = self._lost_steps = 0
+        self.coder: Optional[EntropyCoder] = None  # on all ranks or on none
+        self._coded_steps = 0
+        self._lost_steps = 0  # steps in a row whose sums were not finite
 
     def setup(self, device: torch.device, topology: Optional[Topology] = None) -> None:
         super().setup(device, topology)
+        # While one bucket is sent, the other stages encode or decode the next buckets.
         exchange = Stage(self._exchange, sends=True)
         stages = [Stage(self._code), Stage(self._compress), exchange, Stage(self._take)]
         stages = self.topology.arrange_stages(
@@ -190,14 +206,15 @@ class ErrorFeedback(Sync):
             self.coder = None
 
     def begin(self, scale: float, exact: bool, unused: Unused = ALL_USED) -> None:
-        # Ranks may have loaded different states; after the first step they stay equal.
+        # Ranks may have loaded different states. If the states are equal now, they stay equal.
         if self.learns and not self.has_begun:
             self._compare_digests()
         self.settle(unused)
+        # `self.exact` still belongs to the last step.
         if self.has_begun and not self.exact:
             self._coded_steps += 1
             if self._coded_steps == TRIAL and self.coder is not None:
-                # All ranks must decide alike, so they add up what the coder gained.
+                # All ranks must decide alike, so they add up the seconds that their coders gained.
                 gain = torch.tensor(self.coder.gain, device=self.carrier.device)
                 pays = bool(sum_over_ranks(gain).wait() > 0)
                 self.note = f"{self.strategy.spec}: {self.coder.describe(TRIAL, pays)}"
@@ -218,14 +235,16 @@ class ErrorFeedback(Sync):
         buffer = bucket.buffer().div_(len(self.topology.nodes))
         if self.exact:
             if self.has_begun and bucket.index() not in self.errors:
-                self._find_errors(bucket)  # allocates now: memory that is short fails early
+                # Allocates the errors in warm-up: a rank with too little memory fails early.
+                self._find_errors(bucket)
             total = sum_over_ranks(buffer)
             if not (self.learns and self.has_begun):
                 return total
             return total.then(functools.partial(self._learn_exact, self._find_squares(bucket)))
         local_sum = None
         if len(self.topology.local_ranks) > 1:
-            # Not in a stage: only here do all ranks of a machine have the same order of buckets.
+            # This sum is not in a stage: the ranks of a machine must begin their sums in the same
+            # order of buckets, which only DDP guarantees.
             local_sum = sum_over_ranks(buffer, self.topology.group)
         future = self.carrier.future()
         squares = self._find_squares(bucket) if self.learns else None
@@ -237,12 +256,15 @@ class ErrorFeedback(Sync):
         checkpoint (--bucket_mb)."""
         buffer, index = bucket.buffer(), bucket.index()
         state = self.errors.get(index)
+        # Only the leader of a machine sends, so the other ranks make no rounding errors.
         sizes = self.sizes(buffer) if self.topology.is_leader else []
         if state is None or [tensor.numel() for tensor in state.current] != sizes:
             state = self.errors[index] = BucketState.blank(sizes, buffer.device)
         state.parameters = bucket.parameters()
         if self.topology.is_leader:
-            state.starts = 0, self.owners.index(self.topology.rank) * sizes[1]
+            # The sent values begin with the bucket, the sum with the shard that this rank owns.
+            shard_start = self.owners.index(self.topology.rank) * sizes[1]
+            state.starts = 0, shard_start
         return state
 
     def states(self) -> List[BucketState]:
@@ -250,6 +272,7 @@ class ErrorFeedback(Sync):
         return [*self.errors.values(), *self._squares.values()]
 
     def close(self) -> None:
+        # In an exact step the errors have no flag: they do not change.
         states = [state for state in self.states() if state.finite is not None]
         is_finite = all(bool(state.finite) for state in states)
         if states:
@@ -271,7 +294,7 @@ class ErrorFeedback(Sync):
 
     def state_dict(self) -> Optional[Dict[str, Any]]:
         self.close()
-        # Gradients are not saved, so errors of sums that are still in them must not be, either.
+        # Gradients are not saved. So the errors of sums that are still in .grad are not saved.
         errors = {
             str(index): state.fallback or state.current for index, state in self.errors.items()
         }
@@ -290,7 +313,8 @@ class ErrorFeedback(Sync):
         addresses = [t.data_ptr() for t in tensors if t.layout is torch.strided and t.numel()]
         if len(set(addresses)) < len(addresses):
             raise ValueError("the same tensor twice")
-        # Check all tensors before changing anything.
+        # Check all tensors before changing anything. A damaged file may hold a bucket number of a
+        # million digits, which Python would convert for minutes: nine digits are enough.
         checked = {
             int(str(index)[:9]): [check_tensor(tensor) for tensor in bucket]
             for index, bucket in buckets.items()
@@ -302,7 +326,7 @@ class ErrorFeedback(Sync):
 
     @property
     def owners(self) -> Tuple[int, ...]:
-        """Return the ranks that send: each owns a shard of the sum."""
+        """Return the ranks that send, one for each machine: each owns a shard of the sum."""
         return self.topology.leaders
 
     @property
@@ -312,15 +336,17 @@ class ErrorFeedback(Sync):
         return error_copies + 2 * self.learns
 
     def sizes(self, buffer: torch.Tensor) -> List[int]:
-        """Return the number of values in each error tensor of a bucket."""
+        """Return the number of values in each of a bucket's two error tensors."""
         shard = shard_size(buffer.numel(), len(self.owners))
         return [len(self.owners) * shard, shard]
 
     def _learn_exact(self, state: Squares, done: torch.futures.Future[Any]) -> torch.Tensor:
         """Update mean squares with an exact sum, and return the sum."""
         total: torch.Tensor = done.value()
-        values = slice(total.numel())
-        largest_square = learn(state.current[0][values], total, state.pending[0][values])
+        # The mean squares are padded to whole shards, and the sum is not.
+        squares = state.current[0][: total.numel()]
+        new_squares = state.pending[0][: total.numel()]
+        largest_square = learn(squares, total, new_squares)
         state.finite = _flag_finite(largest_square, total.dtype)
         return total
 
@@ -331,10 +357,10 @@ class ErrorFeedback(Sync):
         if state is not None:
             # Compared by identity: == of tensors compares values.
             if len(parameters) == len(state.parameters) and all(
-                ours is theirs for ours, theirs in zip(parameters, state.parameters)
+                current is earlier for current, earlier in zip(parameters, state.parameters)
             ):
                 return state
-            # DDP made all of its buckets anew between two steps.
+            # DDP has remade all of its buckets between two steps.
             self._unplaced_squares, self._squares = self._collect_squares(), {}
         size = len(self.owners) * shard_size(buffer.numel(), len(self.owners))
         blank = BucketState.blank([size], buffer.device)
@@ -346,6 +372,7 @@ class ErrorFeedback(Sync):
         return state
 
     def _collect_squares(self) -> Dict[torch.Tensor, torch.Tensor]:
+        """Return the mean squares of all parameters that have any, by parameter."""
         squares = dict(self._unplaced_squares)
         for state in self._squares.values():
             squares.update(state.by_parameter())
@@ -385,19 +412,25 @@ class ErrorFeedback(Sync):
                 "gradients: load checkpoints that all ranks saved after the same step."
             )
 
+    # The stages of an exchange. A job is what `hook` passes to `Carrier.start`.
+
     def _make_blank(self, job: Any) -> Bucket:
-        """Return a bucket that receives the leader's bytes."""
+        """Return a bucket that receives the leader's bytes, on a rank that is no leader."""
         buffer, (errors, squares) = job
-        size = self.codec.coded_bytes(shard_size(buffer.numel(), len(self.owners)))
-        coded = buffer.new_empty((len(self.owners), size), dtype=torch.uint8)
-        return Bucket(buffer, errors, coded, squares=squares, scales=self._make_scales(squares))
+        shard = shard_size(buffer.numel(), len(self.owners))
+        row_bytes = self.codec.coded_bytes(shard)
+        coded = buffer.new_empty((len(self.owners), row_bytes), dtype=torch.uint8)
+        # This rank decodes the sums itself, so it needs the scales, too.
+        scales = self._make_scales(squares)
+        return Bucket(buffer, errors, coded, squares=squares, scales=scales)
 
     def _make_scales(self, squares: Optional[Squares]) -> Optional[torch.Tensor]:
         return None if squares is None else self.coding.scales(squares.current[0])
 
     def _code(self, job: Any) -> Bucket:
-        """Encode this machine's values plus its errors."""
+        """Encode this machine's values plus its errors, and write the new errors."""
         buffer, (errors, squares) = job
+        # From the means of earlier steps, which all ranks have: the owners can decode the values.
         scales = self._make_scales(squares)
         coded = self.coding.code(
             buffer, errors.current[0], errors.pending[0], scales, len(self.owners)
@@ -405,11 +438,12 @@ class ErrorFeedback(Sync):
         return Bucket(buffer, errors, coded, squares=squares, scales=scales)
 
     def _compress(self, bucket: Bucket) -> Bucket:
+        """Compress the rows that this rank sends, if there is an entropy coder."""
         if self.coder is not None:
-            rows, own_row = to_host(bucket.coded), self.owners.index(self.topology.rank)
-            # The own row is never sent.
+            rows, owner = to_host(bucket.coded), self.owners.index(self.topology.rank)
+            # This rank never sends the row of the shard that it owns.
             bucket.messages = [
-                row if number == own_row else self.coder.compress(row)
+                row if number == owner else self.coder.compress(row)
                 for number, row in enumerate(rows)
             ]
         return bucket
@@ -417,27 +451,31 @@ class ErrorFeedback(Sync):
     def _exchange(self, bucket: Bucket, group: Any) -> Bucket:
         """Send each shard to its owner, and each owner's sum to all.
 
-        One stage sends both. If another stage sent one bucket's sums while this one sends the next
-        bucket's shards, two ranks could send to the same rank at a time (see `all_to_all`).
+        One stage sends both. A second stage could send one bucket's sums while this stage sends the
+        next bucket's shards. Two ranks would then send to the same rank (see `all_to_all`).
         """
+        # Row k of `received` is machine k's codes of the shard that this rank owns.
         received = all_to_all(bucket.coded, group, self.owners, bucket.messages, self.coder)
         total = self._sum(received, bucket)
+        # Row k of the result is the sum of the shard that machine k owns.
         bucket.coded = all_gather(total, len(self.owners), group, self.owners, self.coder)
         return bucket
 
     def _sum(self, coded: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-        """Add up the codes of this rank's shard, and return the codes of the sum."""
+        """Add up the codes (N, bytes) of this rank's shard. Return the codes (bytes) of the sum."""
         errors, scales = bucket.errors, bucket.scales
         if scales is not None:
+            # The scales of this rank's shard.
             scales = scales.view(len(self.owners), -1)[self.owners.index(self.topology.rank)]
         total: torch.Tensor = self.coding.sum(coded, errors.current[1], errors.pending[1], scales)
         return total
 
     def _take(self, bucket: Bucket) -> torch.Tensor:
-        """Decode the sums of all owners into the bucket's buffer."""
+        """Decode all owners' sums into the bucket's buffer, and note whether they are finite."""
         buffer, squares = bucket.buffer, bucket.squares
         shard = shard_size(buffer.numel(), len(self.owners))
         means = (None, None) if squares is None else (squares.current[0], squares.pending[0])
+        # `largest`: the largest size of a block, or the largest square of a sum with mean squares.
         largest = self.coding.take(bucket.coded, shard, buffer, bucket.scales, *means)
         if squares is None:
             bucket.errors.finite = Flag(largest, largest_number(buffer.dtype))
@@ -447,9 +485,9 @@ class ErrorFeedback(Sync):
 
 
 def _flag_finite(largest_square: torch.Tensor, dtype: torch.dtype) -> Flag:
-    """Return whether sums are finite in `dtype`, by their largest square. With per-value scales the
-    sizes of blocks do not show it."""
-    # A mean square that becomes infinite would stay infinite, so squares have a limit, too.
+    """Return whether sums are finite in `dtype`, by the largest square of a sum. (With per-value
+    scales the sizes of blocks do not show an overflow.)"""
+    # An infinite mean square would stay infinite. `learn` stores at most square / (1 - KEPT).
     limit = min(largest_number(dtype) ** 2, largest_number(torch.float32) * (1 - KEPT) / 2)
     return Flag(largest_square, limit)
 
@@ -461,7 +499,7 @@ def largest_number(dtype: torch.dtype) -> float:
 
 def multiply_all(tensors: List[torch.Tensor], factor: float) -> None:
     """Multiply tensors in place."""
-    if tensors:  # torch rejects an empty list, which a rank has that does not send
+    if tensors:  # torch rejects an empty list, and a rank that does not send has no tensors
         torch._foreach_mul_(tensors, factor)
 
 
@@ -473,14 +511,13 @@ def check_scale(scale: Any) -> float:
 
 
 def check_tensor(value: Any) -> torch.Tensor:
-    """Return a file's tensor if it has finite fp32 numbers in one dimension, or raise
-    ValueError."""
+    """Return a file's tensor of finite fp32 numbers in one dimension, or raise ValueError."""
     fits = (
         isinstance(value, torch.Tensor)
         and (value.layout, value.dtype) == (torch.strided, torch.float32)
         and value.device.type == "cpu"
         and value.dim() == 1
-        # A file of some bytes may describe a view of any size, which a copy would allocate.
+        # A file of few bytes may describe a view of any size, and a copy would allocate that size.
         and value.is_contiguous()
     )
     if not fits or not bool(torch.isfinite(value).all()):

@@ -1,14 +1,17 @@
 """Code a bucket with three Triton kernels, one per stage, instead of some fifty of torch's.
 
-The kernels do what `codec.Operations` does on whole tensors: code, sum and take. Results that all
-ranks must compute alike are bit for bit equal: divisions and roots are rounded as IEEE 754 demands,
-and no multiplication is fused with an addition. Only the norm of a block, which only its sender
-computes, may differ by the order of its sum.
+The kernels do what `codec.Operations` does on whole tensors: code, sum and take; read codec.py
+first. Results that all ranks must compute alike are bit for bit equal: divisions and roots are
+rounded as IEEE 754 demands, and no multiplication is fused with an addition. The norm of a block
+may differ by the order of its sum. That is harmless, because only the block's sender computes it.
 
-A program works on a tile, the smallest number of neighbours that fills whole blocks and whole
-bytes. `try_out` checks that a GPU decodes sums as the plain operations do. If it does not, or
-without Triton, the plain operations do the work. (So far these kernels have run only in Triton's
-interpreter, on no GPU.)
+A program, Triton's unit of work, computes one tile: the smallest number of neighbouring values that
+fills whole blocks and whole bytes. A tile has LANES bytes, and each byte has PACKED codes. Its
+arrays are (PLACES, LANES), and value `lane * PACKED + place` of the tile is at [place, lane].
+
+feedback.py calls `try_out`, which checks that a GPU decodes sums as the plain operations do. If the
+GPU does not, or without Triton, the plain operations do the work. (So far these kernels have run
+only in Triton's interpreter, on no GPU.)
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 # Kernels are written in Triton's language, whose values have no types here.
@@ -26,7 +29,8 @@ from contract.strategies import BLOCK, UNIT
 from .codec import KEPT, MIN_SCALE, Codec, Operations
 
 TINY = torch.finfo(torch.float32).tiny
-# Added and subtracted again, it rounds a small number to a whole one, as torch does: to even.
+# Added to a small number and subtracted again, this constant leaves the nearest whole number, and
+# of two the even one, as torch.round does: fp32 has no fractions at this size.
 TO_WHOLE = 1.5 * 2.0**23
 # Kernels cannot read plain global variables.
 _BLOCK, _KEPT, _MIN_SCALE = tl.constexpr(BLOCK), tl.constexpr(KEPT), tl.constexpr(MIN_SCALE)
@@ -36,7 +40,7 @@ _TINY, _TO_WHOLE = tl.constexpr(TINY), tl.constexpr(TO_WHOLE)
 @triton.jit
 def _locate_values(PACKED: tl.constexpr, LANES: tl.constexpr, PLACES: tl.constexpr):
     """Return for each value of a tile: its byte, its digit in the byte, its index in the tile, and
-    whether it exists: a kernel's shapes are powers of two, PACKED may not be."""
+    whether it exists. Triton's arrays need powers of two: PLACES is 4 if PACKED is 3."""
     lane = tl.arange(0, LANES)[None, :]
     place = tl.arange(0, PLACES)[:, None]
     return lane, place, lane * PACKED + place, (place < PACKED) & (lane >= 0)
@@ -44,9 +48,9 @@ def _locate_values(PACKED: tl.constexpr, LANES: tl.constexpr, PLACES: tl.constex
 
 @triton.jit
 def _make_scales(squares, offsets, index, inside, BLOCKS: tl.constexpr):
-    """Compute scales as codec.make_scales does."""
+    """Compute a tile's scales from its mean squares, as codec.make_scales does."""
     square = tl.load(squares + offsets, mask=inside, other=0.0)
-    largest = tl.zeros_like(square)
+    largest = tl.zeros_like(square)  # for each value the largest square of its block
     for number in tl.static_range(BLOCKS):
         in_block = index // _BLOCK == number
         block_largest = tl.max(tl.max(tl.where(inside & in_block, square, 0.0), 1), 0)
@@ -56,8 +60,9 @@ def _make_scales(squares, offsets, index, inside, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _as_bf16(x):
-    """Return the bits of the nearest bf16, of two the even one; one NaN for all NaNs."""
+    """Return the bits of the nearest bf16, of two the even one; the same NaN for all NaNs."""
     bits = x.to(tl.int32, bitcast=True)
+    # bf16 is the upper half of fp32. Adding 0x7FFF, or 0x8000 to an odd half, rounds to even.
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return tl.where(x == x, rounded, 0x7FC0)
 
@@ -73,9 +78,9 @@ def _encode(
     HAS_SCALES: tl.constexpr, LEVELS: tl.constexpr, DISTANCE: tl.constexpr, PACKED: tl.constexpr,
     RADIX: tl.constexpr, BLOCKS: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Write the bytes and the sizes of one tile, and return the rounding errors."""
+    """Write the bytes and the sizes of one tile, and return the rounding errors: Codec.encode."""
     scaled = tl.div_rn(x, scale) if HAS_SCALES else x
-    distance = tl.zeros_like(x)
+    distance = tl.zeros_like(x)  # for each value, the distance of two levels in its block
     for number in tl.static_range(BLOCKS):
         in_block = inside & (index // _BLOCK == number)
         values = tl.where(in_block, scaled, 0.0)
@@ -83,18 +88,20 @@ def _encode(
             size = tl.sqrt_rn(tl.sum(tl.sum(values * values, 1), 0))
         else:
             size = tl.max(tl.max(tl.abs(values), 1), 0)
-        # Triton's max ignores NaNs, so they are looked for.
+        # Triton's max ignores NaNs. Only a NaN differs from itself.
         has_nan = tl.max(tl.max((values != values).to(tl.int32), 1), 0)
         bits = tl.where(has_nan > 0, 0x7FC0, _as_bf16(size))
         tl.store(sizes + number, bits.to(tl.int16))
         distance = tl.where(in_block, _from_bf16(bits) * DISTANCE, distance)
     factor = tl.div_rn(tl.full(distance.shape, 1.0, tl.float32), distance)
-    factor = tl.where(factor < float("inf"), factor, 0.0)  # of almost zeros, or a NaN
+    # All levels become 0 in a block of almost zeros, or with a NaN.
+    factor = tl.where(factor < float("inf"), factor, 0.0)
     level = scaled * factor
     if HAS_SCALES:
         level = tl.minimum(tl.maximum(level, -LEVELS), LEVELS)
     level = (level + _TO_WHOLE) - _TO_WHOLE
-    power = tl.full(place.shape, 1, tl.int32)  # of RADIX, by digit
+    # The codes of a byte are its digits in base RADIX: code 0 + RADIX * code 1 + ...
+    power = tl.full(place.shape, 1, tl.int32)
     for digit in tl.static_range(1, PLACES):
         power = tl.where(place >= digit, power * RADIX, power)
     packed = tl.sum(tl.where(inside, level.to(tl.int32) * power, 0), 0)
@@ -108,7 +115,7 @@ def _decode(
     HAS_SCALES: tl.constexpr, LEVELS: tl.constexpr, DISTANCE: tl.constexpr, PACKED: tl.constexpr,
     RADIX: tl.constexpr,
 ):  # fmt: skip
-    """Return the values of one tile."""
+    """Return the values of one tile: Codec.decode."""
     quotient = tl.load(coded + lane).to(tl.int8, bitcast=True).to(tl.int32)
     code = tl.zeros_like(index)
     for digit in tl.static_range(PACKED):
@@ -129,14 +136,16 @@ def _code_kernel(
     HAS_SCALES: tl.constexpr, LEVELS: tl.constexpr, DISTANCE: tl.constexpr, PACKED: tl.constexpr,
     RADIX: tl.constexpr, LANES: tl.constexpr, BLOCKS: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Encode a tile of a bucket plus its errors, and write the new errors."""
-    number, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    """Encode a tile of a bucket plus its errors, and write the new errors. `row`: bytes of a coded
+    shard; `head`: bytes of its blocks' sizes, which come first; `values`: those of the bucket."""
+    number, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles  # the shard; its tile
     lane, place, index, inside = _locate_values(PACKED, LANES, PLACES)
     offsets = tl.program_id(0) * (LANES * PACKED) + index
     in_buffer = inside & (offsets < values)  # behind the buffer's end there is padding
     x = tl.load(errors + offsets, mask=in_buffer, other=0.0)
     x = x + tl.load(buffer + offsets, mask=in_buffer, other=0.0).to(tl.float32)
     scale = _make_scales(squares, offsets, index, inside, BLOCKS) if HAS_SCALES else x
+    # `sizes` is the same memory as `coded`, as numbers of two bytes.
     error = _encode(
         x, scale, coded + number * row + head + tile * LANES,
         sizes + number * (row // 2) + tile * BLOCKS, lane, place, index, inside,
@@ -177,7 +186,7 @@ def _take_kernel(
     HAS_SCALES: tl.constexpr, LEVELS: tl.constexpr, DISTANCE: tl.constexpr, PACKED: tl.constexpr,
     RADIX: tl.constexpr, LANES: tl.constexpr, BLOCKS: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Decode a tile of the sums; with scales, write its new mean squares and largest square."""
+    """Decode a tile of the sums; with scales, write new mean squares and the largest square."""
     number, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     lane, place, index, inside = _locate_values(PACKED, LANES, PLACES)
     offsets = tl.program_id(0) * (LANES * PACKED) + index
@@ -213,6 +222,7 @@ class Kernels:
         return squares
 
     def _make_constants(self, squares: Optional[torch.Tensor]) -> Dict[str, Any]:
+        """Return the constants with which Triton compiles a kernel."""
         codec = self.codec
         lanes = math.lcm(BLOCK, codec.packed) // codec.packed
         return {
@@ -230,6 +240,9 @@ class Kernels:
     def _count_tiles(self, values: int) -> int:
         return values // math.lcm(BLOCK, self.codec.packed)
 
+    # The following methods have the shapes and results of those of codec.Operations. A kernel that
+    # gets no scales does not read the tensor in their place, but needs some tensor.
+
     def code(
         self,
         buffer: torch.Tensor,
@@ -243,7 +256,6 @@ class Kernels:
         coded = torch.empty(ranks, row, dtype=torch.uint8, device=buffer.device)
         tiles = self._count_tiles(shard)
         _code_kernel[(ranks * tiles,)](
-            # Without scales a kernel does not read them, but needs some tensor.
             buffer, errors, new_errors, new_errors if scales is None else scales,
             coded, coded.view(torch.int16),
             buffer.numel(), tiles, row, head, **self._make_constants(scales),
@@ -298,7 +310,7 @@ def try_out(codec: Codec, learns: bool, device: torch.device) -> Kernels:
     scales = None if squares is None else plain.scales(squares)
 
     def check_sum(coded: torch.Tensor, values: torch.Tensor) -> None:
-        """Check that codes plus new errors give `values`, of the first owners' shards."""
+        """Check that codes plus new errors give `values`, which begin with the first shard."""
         row_scales = None if scales is None else scales[: values.numel()].view(len(coded), -1)
         rows = codec.decode(coded, UNIT, row_scales)
         difference = rows.view(-1) + new_errors[: rows.numel()] - values

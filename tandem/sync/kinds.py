@@ -17,8 +17,7 @@ KINDS: Dict[str, Type[Sync]] = {
 
 
 def make(spec: str, patience: float = 120.0) -> Sync:
-    """Make the strategy `spec`, which waits `patience` seconds for a silent peer. Raises
-    UserError."""
+    """Make the strategy `spec`. `patience`: seconds to wait for a silent peer. Raises UserError."""
     strategy = parse(spec)
     return KINDS[strategy.name](strategy, patience)
 
@@ -41,5 +40,5 @@ def family_of(optimizer: Any) -> Optional[str]:
 def effective_spec(spec: str, nodes: Sequence[int], family: Optional[str]) -> str:
     """Return the strategy that ranks on these machines use with an optimizer of this family: exact
     sums if `spec` works only between machines and there is one machine."""
-    strategy = parse(spec).of(family)
+    strategy = parse(spec).for_family(family)
     return EXACT if strategy.rule.hierarchical and len(set(nodes)) == 1 else strategy.spec

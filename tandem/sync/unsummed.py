@@ -1,7 +1,8 @@
 """Detect steps whose gradients were not summed, so that each rank trains its own model.
 
 DDP sums gradients only if its own forward was called, outside `no_sync`. A loop that calls
-`model.module(x)`, or that never leaves `no_sync`, runs to its end without an error.
+`model.module(x)`, or that never leaves `no_sync`, runs to its end without an error. timings.py and
+attach.py therefore report forwards and sums to the model's `UnsummedSteps`, which prints a warning.
 """
 
 import sys
@@ -13,9 +14,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ..compat import count_ddp_forwards, register_step_hook
+from .usage import call_if_alive
 
-# In a row. A loop may make fewer on purpose.
-WARN_AFTER_STEPS = 5
+WARN_AFTER_STEPS = 5  # in a row; a loop may make fewer unsummed steps on purpose
 
 
 class UnsummedSteps:
@@ -28,16 +29,11 @@ class UnsummedSteps:
         # optimizers of one model make one step together.
         self._weights: weakref.WeakKeyDictionary[Any, List[Any]] = weakref.WeakKeyDictionary()
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._saw_sum = self._is_blind = self._has_warned = False
-        # torch keeps a global hook until it is removed, so the hook must not keep this object.
-        self_ref = weakref.ref(self)
-
-        def count_if_alive(optimizer: Any) -> None:
-            steps = self_ref()
-            if steps is not None:
-                steps.count_step(optimizer)
-
-        hook = register_step_hook(count_if_alive)
+        self._saw_sum = self._has_warned = False
+        self._is_blind = False  # the loop calls DDP so that no hook of the model runs
+        # torch keeps a global hook until it is removed, so the hook refers to this object weakly.
+        self_ref, count_step = weakref.ref(self), UnsummedSteps.count_step
+        hook = register_step_hook(lambda stepped: call_if_alive(self_ref, count_step, stepped))
         if hook is not None:
             weakref.finalize(self, hook.remove).atexit = False
 
@@ -62,7 +58,7 @@ class UnsummedSteps:
         model = self._model()
         if model is None or self._is_blind:
             return
-        # Optimizers of other models do not count, nor do steps without a gradient of this model.
+        # Steps of other models' optimizers do not count, nor steps without a gradient of this one.
         if optimizer not in self._weights:
             parameters = {*model.parameters()}
             stepped = [p for group in optimizer.param_groups for p in group["params"]]
@@ -74,7 +70,7 @@ class UnsummedSteps:
         if not self.count:
             return
         if not self._saw_sum and count_ddp_forwards(model):
-            # The loop calls model.forward(x), which runs no hook of the model: DDP does sum.
+            # The loop calls model.forward(x), which runs no hook of the model. But DDP does sum.
             self._is_blind = True
             self._counts.clear()
         elif not self._has_warned:

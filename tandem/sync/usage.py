@@ -1,14 +1,15 @@
-"""Find out what becomes of the sums in a model's gradients: a step uses them, or the loop zeroes
-them.
+"""Find out whether an optimizer step uses the sums in a model's gradients, or the loop zeroes them.
 
 In a GAN the generator's loss goes through the discriminator. The discriminator's gradients are
-summed, too, and zeroed unused. Their rounding errors must not be added to its next gradients.
+summed, too, and zeroed unused. Rounding errors of these sums must not be added to the next
+gradients of the discriminator, so attach.py asks `SumUsage` before each step.
 
-A step is seen in three ways: from the optimizer that the user named; from torch's other optimizers
-(2.0 and later); from weights that changed in place. If no step was seen, missing gradients were
-zeroed. All ranks run the same script, so they come to the same result without communication.
+`SumUsage` sees a step in three ways: the optimizer that the user named steps; another optimizer of
+torch steps (2.0 and later); weights have changed in place. If it saw no step, the loop has zeroed
+missing gradients. All ranks run the same script, so they find the same without communication.
 """
 
+import contextlib
 import types
 import weakref
 from typing import Any, Callable, Dict, Iterable, Optional, Set, Tuple
@@ -20,33 +21,31 @@ from .base import Unused
 
 
 class SumUsage:
-    """Follows one model's sums. Parameters and optimizers may outlive it, so their hooks refer to
-    it weakly."""
+    """Follows one model's sums. `optimizer`: the user named it as this model's."""
 
     def __init__(self, optimizer: Any = None) -> None:
-        self.saw_step = False
-        self.in_step = False  # the next sum belongs to the same step as the last one
-        self.dropped_sums = 0  # all of whose gradients were zeroed before a step
-        self.saw_partial_step = False  # it changed a part of the weights that others changed whole
+        self.saw_step = False  # ever
+        self.in_step = False  # the next sum belongs to the same step as the last sum
+        self.dropped_sums = 0  # how many sums the loop has zeroed before a step used them
+        self.saw_partial_step = False  # a step changed some of the weights that were changed whole
         self._parameters: Set[torch.Tensor] = set()  # that have a hook
-        # The version of each parameter, and of its gradient if it has one, at the last sum.
+        # The version of each parameter, and of its gradient if it has one, at the last sum. torch
+        # raises a tensor's version with each change in place.
         self._versions: Dict[torch.Tensor, Tuple[int, Optional[int]]] = {}
         self._without_sum: Set[torch.Tensor] = set()  # no gradient, or zeroed since the last sum
         self._stepped: Set[torch.Tensor] = set()  # since the last sum
         self._ever_stepped: Set[torch.Tensor] = set()
-        # Hooks of torch's optimizers and of parameters outlive this object.
+        # Optimizers and parameters outlive this object, so their hooks refer to it weakly, and a
+        # finalizer removes the hooks.
         usage = weakref.ref(self)
         note_step = SumUsage.note_step
-        hooks = self._hooks = [register_step_hook(lambda stepped: _call(usage, note_step, stepped))]
-
-        def remove_hooks() -> None:
-            for hook in hooks:
-                if hook is not None:
-                    hook.remove()
-
-        weakref.finalize(self, remove_hooks).atexit = False
+        hook = register_step_hook(lambda stepped: call_if_alive(usage, note_step, stepped))
+        self._hooks = contextlib.ExitStack()
+        if hook is not None:
+            self._hooks.callback(hook.remove)
+        weakref.finalize(self, self._hooks.close).atexit = False
         if hasattr(optimizer, "step"):
-            wrap_step(optimizer, lambda: _call(usage, note_step, optimizer, True))
+            wrap_step(optimizer, lambda: call_if_alive(usage, note_step, optimizer, True))
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
         """Look for a step whenever a backward is about to change one of these gradients."""
@@ -54,9 +53,9 @@ class SumUsage:
         for parameter in parameters:
             if parameter not in self._parameters:
                 look = torch.utils.hooks.unserializable_hook(
-                    lambda _: _call(usage, SumUsage.look_for_step)
+                    lambda _: call_if_alive(usage, SumUsage.look_for_step)
                 )
-                self._hooks.append(parameter.register_hook(look))
+                self._hooks.callback(parameter.register_hook(look).remove)
                 self._parameters.add(parameter)
 
     def note_sums(self) -> None:
@@ -77,8 +76,8 @@ class SumUsage:
         self._stepped |= {p for p in stepped if p.grad is not None}
 
     def look_for_step(self) -> None:
-        """Find out whether a step used the last sum, or else which of its gradients were zeroed."""
-        # An optimizer that has no hook changes weights in place, which raises their versions.
+        """Find out whether a step used the last sum, and otherwise which gradients were zeroed."""
+        # An optimizer without a hook changes weights in place.
         if not self._stepped:
             versions = self._versions.items()
             self._stepped = {p for p, (version, _) in versions if p._version != version}
@@ -106,7 +105,7 @@ class SumUsage:
         """Return `find_unused`, and prepare for the next sum. `skipped`: a GradScaler skipped the
         step because gradients overflowed."""
         unused = self.find_unused()
-        # Sums that no step used yet are added to: the next backward belongs to the same step.
+        # If no step used the sums yet, the next backward adds to them, and so to the same step.
         self.in_step = bool(self._versions) and not self._stepped and not skipped
         if self._stepped:
             self.saw_step = True
@@ -122,7 +121,7 @@ class SumUsage:
 
 
 def wrap_step(optimizer: Any, after: Callable[[], None]) -> None:
-    """Call `after` whenever this optimizer has stepped, even if others wrap its step, too."""
+    """Call `after` whenever this optimizer has stepped, even if a library wraps its step, too."""
     step = optimizer.step
 
     def stepped(_: Any, *args: Any, **words: Any) -> Any:
@@ -135,7 +134,8 @@ def wrap_step(optimizer: Any, after: Callable[[], None]) -> None:
     optimizer.step = types.MethodType(stepped, optimizer)
 
 
-def _call(usage_ref: "weakref.ref[SumUsage]", method: Callable[..., None], *args: Any) -> None:
-    usage = usage_ref()
-    if usage is not None:
-        method(usage, *args)
+def call_if_alive(reference: Callable[[], Any], method: Callable[..., None], *args: Any) -> None:
+    """Call a method of a weakly referenced object, unless the object is gone."""
+    instance = reference()
+    if instance is not None:
+        method(instance, *args)

@@ -399,8 +399,8 @@ def findings():
         fault = case.partition(",")[0]
         found = preflight.findings(*planted)
         yield from ((case, one) for one in found if one["fault"] == fault)
-    two = faults.cluster([machine(), machine(host="node2")])
-    pair = faults.cluster([two_cards(n) for n in (1, 2)])
+    two = faults.check_cluster([machine(), machine(host="node2")])
+    pair = faults.check_cluster([two_cards(n) for n in (1, 2)])
     two += [one for one in pair if one["fault"] == "faster_card"][:1]
     two.append(preflight.not_collected("node1", "python3:\nnot found"))
     yield from ((one["fault"], one) for one in two)

@@ -14,7 +14,7 @@ from launcher.machines import owned, ssh
 from launcher.problems import RULES, problem
 from launcher.watch import attempts
 from launcher.watch.attempts import Outcome
-from launcher.watch.failures import Failure, exit_code, explained, reason, restart
+from launcher.watch.failures import Failure, explain_failure, explain_restart
 from launcher.watch.known_errors import KNOWN_ERRORS, SIGNALS
 from report.wait_rules import WORDS
 from tests.unit.launcher.launcher_values import (
@@ -112,13 +112,13 @@ FAILURES = {
 
 def of_failures():
     for code, failure in FAILURES.items():
-        message, remedy = explained(failure)
-        then = f"exit code {exit_code(failure)}, another attempt: {restart(failure).name}"
-        yield f"failure: {code}", f"{message}: {remedy}\n{then}: {reason(failure, 2)}"
-        own = explained(replace(failure, has_exit_codes=False))
+        message, remedy = explain_failure(failure)
+        then = f"exit code {failure.run_exit_code}, another attempt: {failure.restart.name}"
+        yield f"failure: {code}", f"{message}: {remedy}\n{then}: {explain_restart(failure, 2)}"
+        own = explain_failure(replace(failure, has_exit_codes=False))
         if own != (message, remedy):
             yield f"failure: {code}, in a script", ": ".join(own)
-    shown = [explained(failure)[0] for failure in FAILURES.values()]
+    shown = [explain_failure(failure)[0] for failure in FAILURES.values()]
     for one in KNOWN_ERRORS:
         assert any(one.meaning in text for text in shown), f"no example of {one.pattern}"
 
@@ -194,7 +194,7 @@ OF_ALL = {
     "examples": {},
     **{
         f"{kind}-{code}": {
-            "what": "the folder train of the data",
+            "what": "the data's train folder",
             "source": source,
             "own": "30 images in 3 classes",
             "whole": "50 images in 5 classes",

@@ -33,7 +33,7 @@ def proposal(address, program, name=""):
         line = f"{name} {key.get_name()} {key.get_base64()}\n" if name else ""
         known_hosts.write_text(line)
         with mock.patch.object(ssh, "KNOWN_HOSTS", (known_hosts,)):
-            return find.proposal(server, [])[1]
+            return find.propose_line(server, [])[1]
 
 
 def host_key():

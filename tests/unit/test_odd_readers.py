@@ -89,10 +89,10 @@ def test_of_a_file_no_more_is_kept_than_was_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(collect, "stream_output", lambda *_, **__: iter([collect.MARK + b"x" * 50]))
     node = SimpleNamespace(start=lambda argv: SimpleNamespace(close=lambda: None))
     path = tmp_path / "file"
-    assert collect.receive(node, "/", "x", path, 9) == path.stat().st_size == 10
+    assert collect.receive_file(node, "/", "x", path, 9) == path.stat().st_size == 10
     node.start = raising(UserError("it is gone."))
-    with pytest.raises(collect.NotHere, match="it is gone"):
-        collect.receive(node, "/", "x", path, 9)
+    with pytest.raises(collect.NotCopied, match="it is gone"):
+        collect.receive_file(node, "/", "x", path, 9)
 
 
 MARK = remote.MARK.encode()
@@ -275,7 +275,6 @@ def lines_of(verb):
 @many(600)
 @example(("train", ["GPUS=2"]))
 @example(("train", ["EPSILON=2"]))
-@example(("status", ["NODES=2"]))
 @example(("env", ["NODES=2"]))
 @example(("train", ["--help"]))
 @example(("compare", ["latest~1", "latest"]))

@@ -39,7 +39,7 @@ from tests.unit.report.report_runs import RunBuilder
 from tools import sweep, verbs
 
 dry = load("ansible/dry_provision.py")
-JSON = ("[]", '{"":0}', '"\\ud800"', '{"facts": {"host": "a"}}')
+JSON = ("[]", '"\\ud800"', '{"facts": {"host": "a"}}')
 REFUSED = (UserError, PlanError, Invalid)
 
 
@@ -76,7 +76,7 @@ DOCUMENTS = {
         lambda part, size: within("models", part, size, **ANSWER),
     ),
     "plans": (
-        lambda path: folders.recorded(path, run_files.Attempts),
+        lambda path: folders.read_json(path, run_files.Attempts),
         lambda part, size: within("attempts", part, size, status="x"),
     ),
     "predictions": (prediction, lambda part, size: within("rows", part, size)),
@@ -158,7 +158,7 @@ def a_flood_of_beats(folder, count):
 
 
 def an_inventory(folder, count):
-    hosts = {f"n{n}": {"ansible_host": f"10.0.{n // 250}.{n % 250}"} for n in range(count // 40)}
+    hosts = {f"n{n}": {"ansible_host": f"10.0.0.{n}"} for n in range(count // 160)}
     document = {"_meta": {"hostvars": hosts}, "cluster": {"hosts": list(hosts)}}
     return lambda: inventory.parse(document, Path("inventory.ini"))
 
@@ -213,7 +213,7 @@ def a_data_set(folder, count):
 
     def read():
         layout.read_split(folder, "train")
-        assert machine.data(str(folder), "images", folder / "node")["problem"] is None
+        assert machine.describe_data_set(str(folder), "images", folder / "node")["problem"] is None
 
     return read
 
@@ -237,7 +237,7 @@ def what_programs_print(folder, count):
 
 def what_a_machine_tells(folder, count):
     line = b'{"kind": "sample", "mono": 1.0}\n'
-    one = top.Idle(SimpleNamespace(name="node1"), SimpleNamespace())
+    one = top.IdleMachine(SimpleNamespace(name="node1"), SimpleNamespace())
 
     def look():
         pieces = [line * 100] * (count // 100)
@@ -349,7 +349,7 @@ def test_what_is_larger_is_refused(tmp_path, name):
         os.mkfifo(path)  # it would be waited for
     for read in (
         lambda: read_text(path),
-        lambda: folders.recorded(path, run_files.Attempts),
+        lambda: folders.read_json(path, run_files.Attempts),
         lambda: parse(["--config", str(path)]),
         lambda: dry.read(path),
     ):

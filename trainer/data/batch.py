@@ -1,8 +1,8 @@
-"""A rank's batch on its way from the loader to the model: copied, mixed, normalised.
+"""Move a rank's batch from the loader to the model: copy, normalise and mix it; choose its loss.
 
-mixup and CutMix: an image is blended with its neighbour in the batch, or gets a rectangle of it.
-The neighbour is found by rolling the batch by one: the order is random already, and a roll needs no
-index tensor on the device.
+mixup blends an image with its neighbour in the batch. CutMix copies a rectangle of the neighbour.
+The neighbour is the image before: `images.roll(1, 0)`. The order of a batch is random already, and
+a roll needs no index tensor on the device. step.py calls these functions.
 """
 
 import dataclasses
@@ -32,8 +32,8 @@ def derive_seed(*values: object) -> int:
 class Batch:
     """`images` are uint8 (n, 3, size, size), channels last; `targets` and `indices` are int64 (n).
 
-    `indices` are positions in the data set; the pixels and target of a bad image are those of its
-    replacement. `sizes`: the samples of each rank in this step; in evaluation, only this rank's.
+    `indices` are positions in the data set. For a bad image, the pixels and the target belong to
+    its replacement. `sizes`: the samples of each rank in this step; in evaluation, of this rank.
     """
 
     images: torch.Tensor
@@ -51,10 +51,10 @@ class Batch:
 
 
 class Normalise:
-    """Turns uint8 pixels into the input that the models were designed for, on the device.
+    """Turns uint8 pixels into the inputs that the models were designed for.
 
-    It runs there because a uint8 batch is a quarter of the bytes to copy, and the decoding
-    processes are busier than the device.
+    The device normalises, and not a loader process: a uint8 batch has a quarter of the bytes to
+    copy, and the loader processes are busier than the device.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class Normalise:
         mean: Sequence[float] = MEAN,
         std: Sequence[float] = STD,
     ) -> None:
-        # Computed in fp32 at least, as in apex; the result is then cast to half.
+        # Computed in fp32 at least, as in apex. The result is then cast to `dtype`.
         wide = torch.promote_types(dtype, torch.float32)
-        # Made once: creating a tensor on a GPU from Python numbers waits for the GPU.
+        # Made once, because a tensor made from Python numbers would wait for the GPU in each step.
         self.mean = torch.tensor(mean, device=device, dtype=wide).view(1, 3, 1, 1) * 255
         self.scale = 1 / (255 * torch.tensor(std, device=device, dtype=wide).view(1, 3, 1, 1))
         self.dtype, self.format = dtype, memory_format
@@ -79,8 +79,9 @@ class Normalise:
 
 @dataclasses.dataclass(frozen=True)
 class Mix:
-    """`weight` is that of the image's own target. `box` (top, bottom, left, right) comes from the
-    neighbour; where it is None, the whole image is blended."""
+    """Says how to mix images with neighbours. `weight`: the weight of an image's target, 0 to 1;
+    the neighbour's target has the rest. `box`: (top, bottom, left, right), the pixels that CutMix
+    copies from the neighbour; None for mixup, which blends whole images."""
 
     weight: float
     box: Optional[Tuple[int, int, int, int]] = None
@@ -88,7 +89,7 @@ class Mix:
 
 def plan_mix(options: Options, size: int, step: int, rank: int) -> Optional[Mix]:
     """Draw how to mix a rank's batch, of images of `size` pixels a side, from (seed, global step,
-    rank). Returns None if neither mixup nor CutMix is on; if both are, one is drawn.
+    rank). Returns None if neither mixup nor CutMix is on. If both are on, each batch draws one.
 
     Zhang et al., "mixup", 2017; Yun et al., "CutMix", 2019.
     """
@@ -105,15 +106,14 @@ def plan_mix(options: Options, size: int, step: int, rank: int) -> Optional[Mix]
     row, column = rng.random() * size, rng.random() * size
     edges = (row - half, row + half, column - half, column + half)
     top, bottom, left, right = (min(size, max(0, round(edge))) for edge in edges)
-    # The border may have cut the box, so the weight follows from the area that remains.
+    # The image's border may have cut the box, so the weight follows from the remaining area.
     return Mix(1 - (bottom - top) * (right - left) / size**2, (top, bottom, left, right))
 
 
 def mix_images(images: torch.Tensor, neighbours: torch.Tensor, mix: Mix) -> torch.Tensor:
-    """Apply `mix` to floating-point images and their neighbours (n, 3, size, size), neither of
-    which is changed. The result has the memory format of `images`."""
+    """Mix floating-point images with their neighbours, (n, 3, size, size); keep their format."""
     if mix.box is None:
-        # `images` comes first, since the result takes the first argument's format.
+        # The result gets the memory format of the first argument.
         return torch.lerp(images, neighbours, 1 - mix.weight)
     top, bottom, left, right = mix.box
     mixed = images.clone()
@@ -121,8 +121,8 @@ def mix_images(images: torch.Tensor, neighbours: torch.Tensor, mix: Mix) -> torc
     return mixed
 
 
-# A loss takes outputs (n, classes), the targets of the images and of their neighbours, and the mix,
-# and returns the sum over samples. A batch is rolled before it is split into micro-batches.
+# A loss takes outputs (n, classes), a pair of targets (n) of the images and of their neighbours,
+# and the mix. It returns the sum over samples.
 Loss = Callable[[torch.Tensor, Pair, Optional[Mix]], torch.Tensor]
 
 
@@ -136,7 +136,7 @@ def build_loss(options: Options) -> Loss:
 def mixed_loss(
     smoothing: float, outputs: torch.Tensor, targets: Pair, mix: Optional[Mix]
 ) -> torch.Tensor:
-    """Compute the cross-entropy against both targets, weighted, summed over samples."""
+    """Compute the cross-entropy with both targets, weighted by the mix, summed over samples."""
     image_loss, neighbour_loss = (
         partial(cross_entropy, outputs, target, reduction="sum", label_smoothing=smoothing)
         for target in targets
@@ -149,16 +149,16 @@ def mixed_loss(
 def binary_loss(
     smoothing: float, threshold: float, outputs: torch.Tensor, targets: Pair, mix: Optional[Mix]
 ) -> torch.Tensor:
-    """Compute the binary cross-entropy of each class, summed over samples. A mixed image is of both
-    classes: each counts in full above the threshold (Wightman et al., "ResNet strikes back", 2021).
-    """
+    """Compute the binary cross-entropy of each class, summed over samples. A mixed image belongs to
+    both classes: a class counts in full if its part is above `threshold`, or by its part if
+    `threshold` is 0 (Wightman et al., "ResNet strikes back", 2021)."""
     count, weight = outputs.shape[1], 1.0 if mix is None else mix.weight
     numbers = torch.arange(count, device=outputs.device)
     image_classes, neighbour_classes = (
         (target[:, None] == numbers).to(outputs.dtype) for target in targets
     )
     blend = weight * image_classes + (1 - weight) * neighbour_classes
-    share = (1 - smoothing) * blend + smoothing / count
+    class_targets = (1 - smoothing) * blend + smoothing / count
     if threshold:
-        share = (share > threshold).to(outputs.dtype)
-    return binary_cross_entropy_with_logits(outputs, share, reduction="sum") / count
+        class_targets = (class_targets > threshold).to(outputs.dtype)
+    return binary_cross_entropy_with_logits(outputs, class_targets, reduction="sum") / count

@@ -1,7 +1,8 @@
-"""From a file to pixels, or to the reason why it cannot be decoded.
+"""Decode an image file to pixels, or find the reason why the file cannot be decoded.
 
-No other module opens images: another decoder, or a faster path for some files, changes only this
-file.
+No other module opens images, so another decoder changes only this file. augment.py asks a `Picture`
+for pixels, and folder.py and loader.py open pictures. tools/shrink.py imports this file, too, and
+runs without NumPy and torch.
 """
 
 import contextlib
@@ -38,29 +39,33 @@ except ImportError:  # Pillow makes the same pixels, in more time
 
 # Seconds between the trials to read a file whose disk or file server fails.
 PAUSES = (0.5, 1.0, 2.0, 4.0)
-# The kernel's errors for a file that was listed and is not there any more.
+# The kernel's errors for a file that was listed and does not exist any more.
 MISSING = (errno.ENOENT, errno.ENOTDIR)
-# Bytes of an image: of its file, of all stages of its pixels, as Pillow holds them (RGB in four),
-# and what the decoder of a JPEG holds until the last scan. Some MiB of buffers come on top.
+# The bytes of memory that an image may take: its file, all stages of its pixels as Pillow holds
+# them (an RGB pixel in four bytes), and the data that a decoder holds besides. Some MiB of buffers
+# come on top.
 LARGEST = 280 << 20
 # A file's format is recognised by its content, not by its name. No other format of Pillow's is
 # opened: some start external programs (EPS starts Ghostscript). MPO files are JPEGs with several
 # pictures, as cameras and phones make them.
 FORMATS = ("JPEG", "MPO", "PNG", "BMP", "WEBP", "TIFF", "GIF", "PPM")
-UNREAD_FORMATS = {b"ftypavif": "AVIF", b"ftypheic": "HEIC"}  # by what begins at their fifth byte
+UNREAD_FORMATS = {b"ftypavif": "AVIF", b"ftypheic": "HEIC"}  # by the fifth to twelfth byte
 # Bytes of a text or colour profile of a PNG, unpacked: photo editors write 2 MiB of history, and
-# Pillow takes 1.
+# Pillow's own limit is 1 MiB.
 PngImagePlugin.MAX_TEXT_CHUNK = 16 << 20
-EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK")
+EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK")  # Pillow's names of pixel modes
 TILEWIDTH, TILELENGTH = 322, 323  # tags of TIFF
-SIZES = (
+# The tags that say how much memory libtiff takes.
+SIZE_TAGS = (
     *(IMAGEWIDTH, IMAGELENGTH, BITSPERSAMPLE, SAMPLESPERPIXEL, PLANAR_CONFIGURATION),
     *(ROWSPERSTRIP, TILEWIDTH, TILELENGTH),
 )
 SHORT, LONG = 3, 4  # types of tags
-# By a TIFF's first bytes, the number of its tags, and a tag with its type and content.
+# A TIFF's first four bytes -> how struct reads the count of its tags, and one tag's (number, type).
+# The formats are little-endian, big-endian, and BigTIFF.
 DIRECTORIES = {
-    **{b"II*\0": ("<H", "<HH8x"), b"MM\0*": (">H", ">HH8x")},
+    b"II*\0": ("<H", "<HH8x"),
+    b"MM\0*": (">H", ">HH8x"),
     b"II+\0": ("<Q", "<HH16x"),
 }
 ORIENTATION = 0x0112  # the EXIF tag for how the camera was held
@@ -81,51 +86,54 @@ class BadImage(Exception):
 
 
 class Unreadable(BadImage):
-    """Its disk or file server failed in each trial; whether the image is good is not known."""
+    """The disk or file server failed in each trial. The image itself may be good."""
 
 
 class Missing(Unreadable):
-    """The file is not there any more; perhaps its whole mount is gone."""
+    """The file does not exist any more; perhaps its whole mount is gone."""
 
 
 class Picture:
-    """An opened image. A JPEG is decoded when a caller asks for pixels and says how many; until
-    then only its header is read. Any other format is decoded at once."""
+    """An opened image. A JPEG is decoded when a caller asks for pixels, because the caller may need
+    only a few; until then only its header is read. Any other format is decoded at once."""
 
     def __init__(self, image: Image.Image, content: bytes = b"") -> None:
-        """Decode the image unless it is a JPEG. `content`: the bytes of its file. Raises
-        BadImage."""
-        self._later = image if isinstance(image, JpegImageFile) else None
-        self._content, self._file_bytes = content, len(content)
-        if self._later is None:
+        """Decode the image unless it is a JPEG. `content`: its file's bytes. Raises BadImage."""
+        self._undecoded = image if isinstance(image, JpegImageFile) else None
+        self._content = content
+        self._held_bytes = len(content)  # that the file and its decoder hold besides the pixels
+        if self._undecoded is None:
             with _explain_errors():
-                self._file_bytes += _decoder_bytes(image)
-            self._pixels = _decode(image, self._file_bytes)
-            self.size = self._pixels.size  # upright
+                self._held_bytes += _decoder_bytes(image)
+            self._pixels = _decode(image, self._held_bytes)
+            self.size = self._pixels.size  # (width, height), upright
         else:
-            self._file_bytes += _coefficient_bytes(self._later)
+            self._held_bytes += _coefficient_bytes(self._undecoded)
             width, height = image.size
-            self._turned = _read_turn(image)
-            self.size = (height, width) if self._turned in SIDEWAYS else (width, height)
+            self._turn = _read_turn(image)
+            self.size = (height, width) if self._turn in SIDEWAYS else (width, height)
 
     @property
     def factors(self) -> Tuple[int, ...]:
         """Return the factors that `pixels` accepts without moving any pixel, largest first."""
-        factors = (8, 4, 2, 1) if self._later is not None else (1,)
-        if self._later is None or self._turned is None:
+        if self._undecoded is None:
+            return (1,)
+        factors = (8, 4, 2, 1)
+        if self._turn is None:
             return factors
-        # A row or column that rounding adds is the last one, which a rotation may make the first.
+        # Rounding up adds a last row or column. A rotation may make it the first, which moves all
+        # pixels. So a picture that will be turned needs sides that the factor divides.
         return tuple(factor for factor in factors if not any(side % factor for side in self.size))
 
     def pixels(self, factor: int = 1) -> Image.Image:
         """Return 8-bit RGB, upright. A JPEG has `factor` (2, 4 or 8) times fewer pixels a side,
-        rounded up: its decoder then skips the highest frequencies, and most of the work with them.
-        The first call's factor holds for all later calls. Raises BadImage."""
-        if self._later is not None:
+        rounded up: its decoder then skips the highest frequencies, and most of its work. Later
+        calls return the pixels of the first call. Raises BadImage."""
+        if self._undecoded is not None:
             if factor > 1:
-                reduced_size = (self._later.width // factor, self._later.height // factor)
-                self._later.draft(None, reduced_size)
-            self._pixels, self._later = _decode(self._later, self._file_bytes), None
+                reduced_size = (self._undecoded.width // factor, self._undecoded.height // factor)
+                self._undecoded.draft(None, reduced_size)
+            self._pixels, self._undecoded = _decode(self._undecoded, self._held_bytes), None
         return self._pixels
 
     def region(self, box: Tuple[int, int, int, int]) -> Optional["np.ndarray"]:
@@ -136,31 +144,31 @@ class Picture:
         left, top, right, bottom = box
         image_pixels, region_pixels = self.size[0] * self.size[1], (right - left) * (bottom - top)
         # NumPy copies what Pillow has cut out three times.
-        if self._file_bytes + 4 * image_pixels + 10 * region_pixels > LARGEST:
+        if self._held_bytes + 4 * image_pixels + 10 * region_pixels > LARGEST:
             return None
-        # simplejpeg decodes to the same pixels in less time. Pillow decides what becomes of other
-        # colours, and whether a file with errors is bad.
-        later = self._later
-        if later is not None and self._turned is None and simplejpeg is not None:
+        # simplejpeg decodes to the same pixels in less time. Pillow decodes other colours than RGB
+        # and grey, and files with errors: then it decides whether the image is bad.
+        jpeg = self._undecoded
+        if jpeg is not None and self._turn is None and simplejpeg is not None:
             with _explain_errors():
-                _refuse_large(later, self._file_bytes)
-            if later.mode in ("RGB", "L"):
+                _refuse_large(jpeg, self._held_bytes)
+            if jpeg.mode in ("RGB", "L"):
                 with contextlib.suppress(ValueError):
                     decoded = simplejpeg.decode_jpeg(self._content, "RGB")
-                    if decoded.shape == (later.height, later.width, 3):
+                    if decoded.shape == (jpeg.height, jpeg.width, 3):
                         return np.ascontiguousarray(decoded[top:bottom, left:right])
         return np.array(self.pixels().crop(box))
 
 
-def _decode(image: Image.Image, file_bytes: int) -> Image.Image:
-    """Decode to 8-bit RGB, rotated upright by its EXIF orientation. `file_bytes`: bytes of the
-    file, and of what its decoder holds besides the pixels. Raises BadImage."""
+def _decode(image: Image.Image, held_bytes: int) -> Image.Image:
+    """Decode to 8-bit RGB, rotated upright by the image's EXIF orientation. `held_bytes`: those
+    that the file and its decoder hold besides the pixels. Raises BadImage."""
     with _explain_errors():
-        # 16-bit grey is refused although Pillow would convert it: it would be clipped to white, and
-        # training would use wrong pixels. CMYK is converted by Pillow without a colour profile.
+        # Pillow would convert 16-bit grey, but clip its values to white, so training would use
+        # wrong pixels. Pillow converts CMYK without a colour profile.
         if image.mode not in EIGHT_BIT:
             raise BadImage(f"pixels are {image.mode}, not 8-bit grey or RGB: convert it")
-        _refuse_large(image, file_bytes)
+        _refuse_large(image, held_bytes)
         image.load()
         turn, rgb = _read_turn(image), image
         # Pillow knows the transparent colour of a palette only on the way to RGBA.
@@ -170,51 +178,58 @@ def _decode(image: Image.Image, file_bytes: int) -> Image.Image:
             rgb = rgb.convert("RGB")
         if turn is None:
             return rgb
-        _refuse_large(image, file_bytes, turned=True)  # a PNG says it behind its pixels
+        # Checked only now: in a PNG the orientation is behind the pixels.
+        _refuse_large(image, held_bytes, turned=True)
         return rgb.transpose(turn)
 
 
-def _refuse_large(image: Image.Image, file_bytes: int, turned: bool = False) -> None:
-    """Raise BadImage for an image whose pixels take more than LARGEST bytes."""
-    # A small file may hold any number of equal pixels. Each stage of the conversion holds its own.
+def _refuse_large(image: Image.Image, held_bytes: int, turned: bool = False) -> None:
+    """Raise BadImage for an image whose pixels take more than LARGEST bytes. `turned`: the image
+    will be rotated, which makes one more copy."""
+    # A small file may hold any number of equal pixels. Each stage of the conversion has a copy.
     modes = [image.mode]
     modes += ["RGBA"] * _has_transparent_color(image)
     modes += ["RGB"] * ((image.mode != "RGB") + turned)
-    channels = [1 if mode in ("1", "L", "P") else 4 for mode in modes]
-    total = file_bytes + image.width * image.height * sum(channels)
+    pixel_bytes = [1 if mode in ("1", "L", "P") else 4 for mode in modes]
+    total = held_bytes + image.width * image.height * sum(pixel_bytes)
     if total > LARGEST:
         limit = f"the limit is {LARGEST >> 20} MiB"
         raise BadImage(f"its pixels need {total >> 20:,} MiB, {limit}: make it smaller")
 
 
 def _coefficient_bytes(image: JpegImageFile) -> int:
-    """Return the bytes that the decoder holds until the last scan, at any reduction. Call it before
-    anything else reads the file."""
-    # It holds two bytes for each value of each component, unless one scan has all components.
+    """Return the bytes that the decoder holds until the last scan, at any reduction. Call this
+    before anything else reads the file."""
+    # The decoder holds two bytes for each value of each component, unless one scan has all
+    # components. Pillow has read up to the end of the first scan's header. For three components
+    # the header is FF DA, its length 00 0C, the count 03, two bytes for each, and three bytes.
     layers = len(image.layer)
-    header = b"\xff\xda" + struct.pack(">HB", 6 + 2 * layers, layers)
-    file = cast(BinaryIO, image.fp)  # behind the head of the first scan
-    file.seek(-len(header) - 2 * layers - 3, io.SEEK_CUR)
-    if file.read(len(header)) == header and "progressive" not in image.info:
+    header_begin = b"\xff\xda" + struct.pack(">HB", 6 + 2 * layers, layers)
+    file = cast(BinaryIO, image.fp)
+    file.seek(-len(header_begin) - 2 * layers - 3, io.SEEK_CUR)
+    if file.read(len(header_begin)) == header_begin and "progressive" not in image.info:
         return 0
-    # A component with fewer samples down or across than the largest has fewer values than pixels.
-    max_down = max(down for _, down, *_ in image.layer)
-    max_across = max(across for *_, across, _ in image.layer)
-    values = sum(down * across for _, down, across, _ in image.layer) / (max_down * max_across)
+    # `layer` has (id, samples across, samples down, table) of each component. A component with
+    # fewer samples than the largest has fewer values than the image has pixels.
+    max_across = max(across for _, across, *_ in image.layer)
+    max_down = max(down for *_, down, _ in image.layer)
+    values = sum(across * down for _, across, down, _ in image.layer) / (max_across * max_down)
     return int(2 * values * image.width * image.height)
 
 
 def _decoder_bytes(image: Image.Image) -> int:
-    """Return the bytes that the decoder of another format than JPEG holds besides the pixels."""
-    tile = getattr(image, "tile", None)  # which not every kind of Pillow's images has
+    """Return the bytes that a decoder except JPEG's holds besides the pixels. Raises BadImage."""
+    # Such as [("libtiff", box, offset, arguments)]; not every class of Pillow's images has it.
+    tile = getattr(image, "tile", None)
     decoder = tile[0][0] if tile else ""
-    if image.format == "WEBP":  # three pictures of four channels, of a still one too
+    if image.format == "WEBP":  # three pictures of four channels, even without an animation
         return 12 * image.width * image.height
     if decoder in ("ppm", "ppm_plain"):  # in Python, which holds the pixels twice
         return 2 * len(image.getbands()) * image.width * image.height
     if not isinstance(image, TiffImageFile) or decoder != "libtiff":
         return 0
-    # A tile or strip, however small the image is, and as much again in some decoders (LZMA, JPEG).
+    # libtiff holds a tile or strip, even if the image is smaller, and some decoders (LZMA, JPEG)
+    # hold the same amount again.
     tags = _read_size_tags(image)
     width, rows = tags.get(TILEWIDTH), tags.get(TILELENGTH)
     if width is None and rows is None:
@@ -228,8 +243,8 @@ def _decoder_bytes(image: Image.Image) -> int:
 
 def _read_size_tags(image: TiffImageFile) -> Mapping[int, Any]:
     """Return the tags on which the memory of libtiff depends, as Pillow has read them. Raises
-    BadImage if libtiff could read others."""
-    # libtiff reads the file again. Pillow passes over some types and places, and over second tags.
+    BadImage if libtiff could read other values."""
+    # libtiff reads the file again. Pillow ignores some types and places, and a tag's second copy.
     tags, file = image.tag_v2, cast(BinaryIO, image.fp)
     file.seek(0)
     head = file.read(4)
@@ -239,7 +254,7 @@ def _read_size_tags(image: TiffImageFile) -> Mapping[int, Any]:
     file.seek(tags.offset)
     (entries,) = count.unpack(file.read(count.size))
     tags_in_file = [number for number, _ in entry.iter_unpack(file.read(entries * entry.size))]
-    for tag in SIZES:
+    for tag in SIZE_TAGS:
         is_number = tags.tagtype.get(tag, SHORT) in (SHORT, LONG)
         if tags_in_file.count(tag) != (tag in tags) or not is_number:
             raise BadImage("damaged: its header has a size twice, or a size of the wrong type")
@@ -247,12 +262,12 @@ def _read_size_tags(image: TiffImageFile) -> Mapping[int, Any]:
 
 
 def read_file(path: Path, pauses: Tuple[float, ...] = PAUSES) -> bytes:
-    """Read a file. Raises BadImage; Missing if there is no such file; Unreadable if disk or file
-    server still fail after all `pauses`, in seconds."""
+    """Read a file. Raises BadImage; Missing if there is no such file; Unreadable if the disk or
+    file server still fails after all `pauses`, in seconds."""
     for pause in (*pauses, 0.0):
         try:
             _refuse_pipe(path)
-            # A file that grows while it is read must not take more memory than its size said.
+            # At most one byte more than the size: a file that grows must not fill the memory.
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 if size <= LARGEST:
@@ -269,7 +284,7 @@ def read_file(path: Path, pauses: Tuple[float, ...] = PAUSES) -> bytes:
 
 
 def is_readable(path: Path) -> bool:
-    """Return whether the disk or file server still gives a file's bytes."""
+    """Return whether the disk or file server still delivers a file's bytes."""
     # A file in the page cache is readable without a disk, so the cache is emptied first.
     try:
         with path.open("rb", buffering=0) as file:
@@ -280,10 +295,10 @@ def is_readable(path: Path) -> bool:
     return True
 
 
-def open_picture(path: Path, again: bool = True) -> Picture:
-    """Open a picture; with `again`, try several times. Raises BadImage with the reason, Unreadable
-    if disk or file server fail, and Missing if there is no such file."""
-    return picture_of(read_file(path, PAUSES if again else ()))
+def open_picture(path: Path, retry: bool = True) -> Picture:
+    """Open a picture. With `retry`, wait for a disk or file server that fails. Raises the errors
+    of `read_file`, and BadImage with the reason if the file is no usable image."""
+    return picture_of(read_file(path, PAUSES if retry else ()))
 
 
 def picture_of(content: bytes) -> Picture:

@@ -1,5 +1,5 @@
-"""Lists a data set's images and classes, collects the images that cannot be used, and keeps small
-images decoded. layout.py defines the layout.
+"""List a data set's images and classes, collect the images that cannot be used, and keep small
+images decoded. contract/layout.py defines the layout of the folders; loader.py makes batches.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ from .decode import BadImage, Unreadable, is_readable, open_picture, size_of
 
 log = logging.getLogger(__name__)
 
-SMALL = 64  # pixels; images up to this size are used whole and shifted, not cropped
-USUAL = 224
-OPENED = 20  # images of a split before the first step
-PROBE_COUNT = 4  # other images that are read where one cannot be
-# Most bytes that a machine's ranks together keep of a split; never more than 1/8 of its memory.
+SMALL_PX = 64  # pixels; images up to this size are used whole and shifted, not cropped
+USUAL_PX = 224  # pixels
+MIN_OPENED = 20  # images of a split that are opened before the first step, unless one is good
+PROBE_COUNT = 4  # images that are read on a mount where an image could not be read
+# The bytes of a split that a machine's ranks together keep decoded, and at most 1/8 of its memory.
 CACHE_BYTES_MAX = 2**31
-NOT_DECODED, GOOD, BAD = 0, 1, 2
+NOT_DECODED, GOOD, BAD = 0, 1, 2  # states of an image in `ImageCache`
 
 
 class Sizes(NamedTuple):
@@ -58,7 +58,7 @@ class ImageFolder:
         self.options = options
         with _explain_errors(root):
             read = read_split(self.root, split)
-        # Read when the images are listed: a mount that is gone later keeps its name.
+        # Read when the images are listed, so that errors can name a mount that has gone since.
         self.mounts = read_mounts()
         if note := read.note(split):
             log.info("%s: %s", root, note)
@@ -68,7 +68,7 @@ class ImageFolder:
         self.cache: Optional[ImageCache] = None
 
     def __getstate__(self) -> Dict[str, Any]:
-        """Leave the cache out for loader processes: they only decode images that are not in it."""
+        """Leave the cache out for loader processes: they decode only images that are not in it."""
         return {**vars(self), "cache": None}
 
     def __len__(self) -> int:
@@ -80,35 +80,36 @@ class ImageFolder:
 
     def natural_size(self) -> int:
         """Return the median short side in pixels of the training images, for any split."""
-        # About 64 headers, spread over the classes, tell enough.
+        # About 64 headers, spread over the classes, show the usual size: of 1,000 classes every
+        # 16th, and of 10 classes seven images each.
         sides = []
         for name in self.classes[:: len(self.classes) // 64 + 1]:
             with _explain_errors(self.root):
                 paths = read_class(self.root, "train", name).images[name]
             for path in paths[: 64 // len(self.classes) + 1]:
-                with contextlib.suppress(BadImage):  # it is reported when it is used
+                with contextlib.suppress(BadImage):  # reported when training uses the image
                     sides.append(min(size_of(self.root / path)))
         if not sides:
-            log.warning("Tandem could read no image to find the image size, and uses %d", USUAL)
-        return median_low(sides or [USUAL])
+            log.warning("Tandem could read no image to find the image size, and uses %d", USUAL_PX)
+        return median_low(sides or [USUAL_PX])
 
     def refuse_if_unusable(self, rank: int) -> None:
-        """Raise UserError if none of OPENED images can be used, or of as many as --bad_images
-        allows to be bad. Each rank draws other images, over all classes."""
-        rng, count = Random(rank), max(OPENED, self.quarantine.limit)
+        """Raise UserError if none of some random images can be used. They are MIN_OPENED images, or
+        as many as --bad_images allows to be bad. Each rank opens different images."""
+        rng, count = Random(rank), max(MIN_OPENED, self.quarantine.limit)
         images = [self.images_of(number) for number in range(len(self.classes))]
-        classes = [rng.sample(places, min(len(places), count)) for places in images]
+        classes = [rng.sample(indices, min(len(indices), count)) for indices in images]
         rng.shuffle(classes)
-        # An image of each class, then a second one of each, and so on.
+        # First an image of each class, then a second image of each class, and so on.
         drawn = [image for image in chain(*zip_longest(*classes)) if image is not None][:count]
         reasons: List[str] = []
         for path in map(self.paths.__getitem__, drawn):
             try:
-                picture = open_picture(self.root / path, again=False)
+                picture = open_picture(self.root / path, retry=False)
                 picture.pixels(picture.factors[0])
                 return  # one good image is enough
             except Unreadable:
-                return  # a disk or file server that fails is waited for when an image is used
+                return  # `Samples` waits for a disk or file server that fails, when it needs one
             except BadImage as error:
                 reasons.append(str(error))
         kinds = Counter(reasons).most_common(3)
@@ -119,35 +120,38 @@ class ImageFolder:
         )
 
     def images_of(self, number: int) -> range:
-        """Return the places of a class's images, which stand together."""
+        """Return the indices of the images of class `number`."""
         # The images are listed class by class, so the targets are sorted.
         return range(bisect_left(self.targets, number), bisect_right(self.targets, number))
 
     def can_read_neighbours(self, path: str) -> bool:
-        """Return whether any of PROBE_COUNT other images on this one's disk or share can be
-        read."""
+        """Return whether any of PROBE_COUNT other images on this image's mount can be read, or
+        whether the mount has no other images."""
         neighbours = [p for p in self.by_mount[self.mount_of(path)] if p != path]
-        # Where the bad image is decides which others are read, so that it is not always the same.
-        step, place = len(neighbours) // PROBE_COUNT + 1, self.paths.index(path)
-        probed = neighbours[place % step :: step]
+        # Every step-th neighbour is read, from an offset that differs from bad image to bad image:
+        # each failure then tests other neighbours. With step 3 the offset is 0, 1 or 2.
+        step = len(neighbours) // PROBE_COUNT + 1
+        offset = self.paths.index(path) % step
+        probed = neighbours[offset::step]
         return not neighbours or any(is_readable(self.root / probe) for probe in probed)
 
     @cached_property
     def by_mount(self) -> Dict[str, List[str]]:
-        """List the images of each disk or share."""
-        # A folder is on one mount, and resolving a path is slow: do it once a folder.
-        folders: Dict[str, List[str]] = {}
+        """Return the paths of the images of each mount, by the mount's name."""
+        # A folder is on one mount. To resolve a path is slow, so resolve one path of each folder.
+        by_folder: Dict[str, List[str]] = {}
         for path in self.paths:
-            folders.setdefault(path.rpartition("/")[0], []).append(path)
-        paths: Dict[str, List[str]] = {}
-        for inside in folders.values():
-            paths.setdefault(self.mount_of(inside[0]), []).extend(inside)
-        return paths
+            by_folder.setdefault(path.rpartition("/")[0], []).append(path)
+        by_mount: Dict[str, List[str]] = {}
+        for paths in by_folder.values():
+            by_mount.setdefault(self.mount_of(paths[0]), []).extend(paths)
+        return by_mount
 
     def mount_of(self, path: str) -> str:
         """Name the mount of an image, like `/srv/data (node1:/data, nfs4)`. Asks no file server."""
-        real = os.path.realpath((self.root / path).parent) + "/"
-        above = (mount for mount in self.mounts if real.startswith(mount.folder.rstrip("/") + "/"))
+        folder = os.path.realpath((self.root / path).parent) + "/"
+        # The innermost of the mounts that contain the folder.
+        above = (m for m in self.mounts if folder.startswith(m.folder.rstrip("/") + "/"))
         mount = max(above, key=lambda mount: len(mount.folder), default=Mount("", "/", ""))
         return f"{mount.folder} ({mount.source}, {mount.kind})"
 
@@ -161,9 +165,10 @@ class Mount(NamedTuple):
 
 
 def read_mounts() -> List[Mount]:
-    """Read all mounts, the last one first: of two on one folder it hides the other."""
+    """Read all mounts, the newest first: of two mounts on one folder, the newer hides the older."""
+    # A line is `node1:/data /srv/my\040data nfs4 rw,relatime 0 0`.
     lines = Path("/proc/self/mounts").read_text(errors="replace").splitlines()
-    # The kernel writes blanks in paths as three octal digits.
+    # The kernel writes blanks in paths as a backslash with three octal digits.
     octal = re.compile(r"\\([0-7]{3})")
     rows = [
         [octal.sub(lambda match: chr(int(match.group(1), 8)), word) for word in line.split()]
@@ -174,6 +179,7 @@ def read_mounts() -> List[Mount]:
 
 @contextlib.contextmanager
 def _explain_errors(root: object) -> Iterator[None]:
+    """Raise errors of contract/layout.py within the block as DataLost or UserError."""
     try:
         yield
     except NoAnswer as error:
@@ -183,18 +189,20 @@ def _explain_errors(root: object) -> Iterator[None]:
 
 
 def image_sizes(options: Options, natural_size: int) -> Sizes:
-    """Compute the sizes that the options give. `natural_size`: the images' short side in pixels; it
-    is the training crop by default, up to 224."""
-    train = options.image_size or min(USUAL, natural_size)
+    """Compute the sizes from the options. `natural_size`: the images' short side in pixels, which
+    is the default of the training crop, up to 224."""
+    train = options.image_size or min(USUAL_PX, natural_size)
     evaluate = options.eval_size or train
-    default_resize = evaluate if evaluate <= SMALL else round(evaluate / 0.875)
-    # The middle of a photo has its object: the usual crop is 7/8 of the short side.
-    return Sizes(train, evaluate, max(evaluate, options.eval_resize or default_resize))
+    # The middle of a photo shows its object: the usual crop is 7/8 of the short side. Small images
+    # are evaluated whole.
+    default_resize = evaluate if evaluate <= SMALL_PX else round(evaluate / 0.875)
+    resize = options.eval_resize or default_resize
+    return Sizes(train, evaluate, max(evaluate, resize))
 
 
 class Bad(NamedTuple):
-    """An image that cannot be used. `mount`: the disk or share that failed to give it, if the image
-    itself is not at fault. `is_alone`: other images there can be read."""
+    """An image that cannot be used. `mount`: the disk or share that did not deliver the image; ""
+    if the image itself is at fault. `is_alone`: other images on this mount can be read."""
 
     path: str
     reason: str
@@ -203,7 +211,7 @@ class Bad(NamedTuple):
 
 
 class Quarantine:
-    """The bad images that this rank has met so far. The user's files are left where they are."""
+    """The bad images that this rank has met so far. Their files stay where they are."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -213,8 +221,8 @@ class Quarantine:
         return len(self.images)
 
     def add(self, bad_images: Iterable[Bad]) -> None:
-        """Log each new file. Raises DataLost if a mount gives no image any more, and RankError if
-        there are more than `limit` bad ones."""
+        """Log each new file. Raises DataLost if a mount delivers no images any more, and RankError
+        if there are more than `limit` bad images."""
         for bad in bad_images:
             if bad.path in self.images:
                 continue
@@ -244,15 +252,15 @@ class Quarantine:
 
 
 class ImageCache:
-    """Bases of a split's small images, uint8 (side, side, 3) each, and which of them are decoded:
-    each image is decoded once, its pixels stay in memory, and each epoch only augments them.
+    """Keeps the bases of a split's small images (augment.py), uint8 (side, side, 3) each. Each
+    image is decoded once, its pixels stay in memory, and each epoch only augments them.
 
-    Only those that this rank has decoded take up memory. The result is bit-identical to that of
-    `Samples` in loader.py, in any order and on any rank.
+    Only bases that this rank has decoded take up memory. The pixels are bit for bit identical to
+    those of `Samples` in loader.py, in any order and on any rank.
     """
 
     def __init__(self, count: int, side: int) -> None:
-        # The kernel gives memory only to the pages that are written.
+        # The kernel allocates memory only for pages that are written.
         self.pixels = np.empty((count, side, side, 3), dtype=np.uint8)
         self.state = np.full(count, NOT_DECODED, dtype=np.uint8)
 

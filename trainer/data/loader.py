@@ -1,5 +1,10 @@
-"""Batches for one rank: its share of each training step, and of all images in evaluation; noise in
-their place where nothing is to be loaded, and a log of the samples that were trained on."""
+"""Make the batches of one rank: its share of each training step, and of all images in evaluation.
+
+A step's samples are drawn from the epoch's order, decoded and augmented in loader processes
+(workers.py), and collated. `GeneratedBatches` makes noise instead, for a trial without data.
+`SampleLog` writes which samples were trained on. train.py, evaluate.py and predict.py call this
+file; batch.py does the work on the device.
+"""
 
 import dataclasses
 import math
@@ -21,26 +26,28 @@ from ..world import World
 from .augment import Evaluate, Train
 from .batch import Batch, derive_seed
 from .decode import BadImage, Missing, Unreadable, open_picture
-from .folder import SMALL, USUAL, Bad, ImageCache, ImageFolder, Quarantine, fits_into_memory
+from .folder import SMALL_PX, USUAL_PX, Bad, ImageCache, ImageFolder, Quarantine, fits_into_memory
 from .workers import data_loader, start, worker_count
 
-RETRY_AFTER = 60.0  # seconds in which a disk or share is waited for once
-TRIALS = 16  # how many replacements in a row may be bad too before the run gives up
+RETRY_AFTER = 60.0  # seconds after a disk or share failed, before it is waited for again
+TRIALS = 16  # how many replacements in a row may be bad, too, before the run gives up
 
 
 class Draw(NamedTuple):
     """A sample to make, in a training epoch, or in evaluation if `epoch` is None."""
 
     epoch: Optional[int]
-    number: int  # of the copy: its place in the data set, and for each copy before it all of that
+    # With --repeat_augment an epoch has copies of an image. Of n images, copy k of image i has the
+    # number i + k * n.
+    number: int
 
 
 class Sample(NamedTuple):
-    """The image that a loader process makes of a draw, and the bad ones that it met."""
+    """The image that a loader process makes of a draw, and the bad images that it met."""
 
     pixels: Optional[np.ndarray]  # uint8 (size, size, 3); None if no image can be used
     target: int
-    number: int  # its place in the data set
+    drawn_index: int  # in the data set; a replacement's pixels and target are another image's
     bad: List[Bad]
 
 
@@ -51,59 +58,61 @@ class Samples(Dataset):  # type: ignore[type-arg]
     folder: ImageFolder
     transform: Union[Train, Evaluate]
     seed: int
-    # Images whose disk failed: this process does not wait for them again.
+    # Paths of images whose disk failed: this process does not wait for them again.
     given_up: Set[str] = dataclasses.field(default_factory=set)
-    # Disk or share -> the monotonic time from which its images are waited for again, after a wait
-    # in vain; infinite where it gives no image, which ends the run.
-    patience: Dict[str, float] = dataclasses.field(default_factory=dict)
+    # Name of a mount -> the time.monotonic() from which this process may wait for its images again,
+    # after it waited in vain. Infinite if the mount delivers no images: this ends the run.
+    retry_times: Dict[str, float] = dataclasses.field(default_factory=dict)
 
     def __getitem__(self, draw: Draw) -> Sample:
-        """Make the sample of a draw. In training (where the draw has an epoch), another image of
-        its class, drawn from (seed, epoch, index), replaces a bad one. `pixels` is None for a bad
-        image in evaluation, after TRIALS replacements, and if a disk gives no image any more."""
+        """Make the sample of a draw. In training, random images replace a bad image; they follow
+        from seed, epoch and number. `pixels` is None for a bad image in evaluation, after TRIALS
+        replacements, and if a mount delivers no images any more."""
         paths, targets = self.folder.paths, self.folder.targets
-        rng, index = self.sample_rng(draw), draw.number % len(paths)
+        rng, drawn_index = self.sample_rng(draw), draw.number % len(paths)
         bad: List[Bad] = []
-        place = index
+        index = drawn_index
         for trial in range(1 if draw.epoch is None else 1 + TRIALS):
-            path = paths[place]
+            path = paths[index]
             try:
-                # An image whose disk fails is waited for, but neither twice nor soon after another
-                # one of its disk was waited for in vain.
-                until = self.patience.get(self.folder.mount_of(path), 0.0) if self.patience else 0.0
-                if until == math.inf:
+                # Wait for a disk that fails, but not twice for an image, and not soon after this
+                # process waited in vain for another image of the disk.
+                retry_time = 0.0
+                if self.retry_times:
+                    retry_time = self.retry_times.get(self.folder.mount_of(path), 0.0)
+                if retry_time == math.inf:
                     raise Unreadable("cannot be read any more")
-                may_wait = path not in self.given_up and time.monotonic() >= until
+                may_wait = path not in self.given_up and time.monotonic() >= retry_time
                 picture = open_picture(self.folder.root / path, may_wait)
-                return Sample(self.transform(picture, rng), targets[place], index, bad)
+                return Sample(self.transform(picture, rng), targets[index], drawn_index, bad)
             except BadImage as error:
                 bad.append(self._describe_failure(path, error))
-                # Replace it by one of its class, then by any, since all of a class may be bad.
+                # Draw an image of the same class, and later of any: all of a class may be bad.
                 candidates = range(len(paths))
                 if trial < TRIALS // 2:
-                    candidates = self.folder.images_of(targets[index])
-                place = candidates[int(rng.random() * len(candidates))]
+                    candidates = self.folder.images_of(targets[drawn_index])
+                index = candidates[int(rng.random() * len(candidates))]
             if not bad[-1].is_alone:
                 break
-        return Sample(None, targets[index], index, bad)
+        return Sample(None, targets[drawn_index], drawn_index, bad)
 
     def _describe_failure(self, path: str, error: BadImage) -> Bad:
         """Describe why an image cannot be used, and note how long to wait for its mount."""
         if not isinstance(error, Unreadable):
             return Bad(path, str(error))
         mount = self.folder.mount_of(path)
-        is_alone = self.patience.get(mount) != math.inf and self.folder.can_read_neighbours(path)
+        is_alone = self.retry_times.get(mount) != math.inf and self.folder.can_read_neighbours(path)
         if not is_alone:
-            self.patience[mount] = math.inf
+            self.retry_times[mount] = math.inf
         elif isinstance(error, Missing):
-            return Bad(path, str(error))  # its mount is there, and no one waits for it
+            return Bad(path, str(error))  # somebody deleted the file, and the mount is not at fault
         elif path not in self.given_up:
-            self.patience[mount] = time.monotonic() + RETRY_AFTER
+            self.retry_times[mount] = time.monotonic() + RETRY_AFTER
         self.given_up.add(path)
         return Bad(path, str(error), mount, is_alone)
 
     def sample_rng(self, draw: Draw) -> Random:
-        """Make the random generator of a draw: it depends on nothing but seed, epoch and number."""
+        """Make the random generator of a draw, which depends only on seed, epoch and number."""
         return Random(derive_seed("augment", self.seed, draw.epoch, draw.number))
 
 
@@ -117,19 +126,18 @@ class Bases(Dataset):  # type: ignore[type-arg]
     def __getitem__(self, index: int) -> Tuple[int, Optional[np.ndarray]]:
         """Return the index and its base, which is None for a bad image."""
         try:
-            # This does not wait: `Samples` tries again what cannot be read now.
-            picture = open_picture(self.folder.root / self.folder.paths[index], again=False)
+            # Never waits for a disk that fails: `Samples` tries this image again, and waits.
+            picture = open_picture(self.folder.root / self.folder.paths[index], retry=False)
             return index, self.transform.base(picture)
         except BadImage:
             return index, None
 
 
-Collated = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, List[Bad]]
+Collated = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, List[Bad]]  # see `_collate`
 
 
 class TrainBatches:
-    """The training steps of one rank, epoch by epoch. Its loader processes live on between
-    epochs."""
+    """Makes one rank's training steps, epoch by epoch. Loader processes live on between epochs."""
 
     def __init__(self, dataset: ImageFolder, options: Options, world: World) -> None:
         self.dataset, self.options, self.world = dataset, options, world
@@ -140,25 +148,24 @@ class TrainBatches:
         )
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Yield this rank's samples of each step from position `start` of the epoch on; a step may
-        have none for this rank. Raises RankError if there are too many bad images."""
+        """Yield this rank's samples of each step from position `start` of the epoch on. A step may
+        have no samples for this rank. Raises RankError if there are too many bad images."""
         repeats = self.options.repeat_augment
         order = epoch_order(len(self.dataset), self.options.seed, epoch, repeats)
-        steps, shares = [], []
+        rank_steps, step_sizes = [], []
         while start < len(order):
             count = step_size(start, len(order), self.world.global_batch, self.world.smallest)
-            shares.append(self.world.rank_samples(count))
-            mine = rank_slice(shares[-1], self.world.rank)
-            # One copy of each image after the other: ranks, and neighbours that mixup blends, have
-            # different images.
+            step_sizes.append(self.world.rank_samples(count))
+            # In `order` the copies of an image follow one another: a a b b. In the step they do
+            # not: a b a b. So a rank has different images, and mixup blends different images.
             step = order[start : start + count]
             step = torch.cat([step[copy::repeats] for copy in range(repeats)])
-            steps.append(step[mine].tolist())
+            rank_steps.append(step[rank_slice(step_sizes[-1], self.world.rank)].tolist())
             start += count
-        batches = self._source.batches(steps, epoch)
-        for (images, targets, indices, bad), sizes in zip(batches, shares):
+        batches = self._source.batches(rank_steps, epoch)
+        for (images, targets, indices, bad), sizes in zip(batches, step_sizes):
             self.dataset.quarantine.add(bad)
-            # A sample without pixels is one whose replacements were all bad.
+            # `images` lacks the samples whose replacements were all bad.
             if len(images) < len(indices):
                 raise RankError(
                     f"{1 + TRIALS} images drawn one after another cannot be used, "
@@ -171,8 +178,8 @@ def eval_batches(
     dataset: ImageFolder, options: Options, world: World, size: int
 ) -> Iterator[Batch]:
     """Yield every image exactly once over all ranks, in batches of `size`, without bad images."""
-    # The batches are the same on any number of ranks: what a network computes of an image depends
-    # in the last bits on the images beside it.
+    # The batches are the same on any number of ranks, because the last bits of an image's outputs
+    # depend on the other images of its batch.
     samples = Samples(dataset, Evaluate(dataset.sizes), options.seed)
     # Of k ranks, rank r takes the batches r, r + k, r + 2 k and so on.
     begins = range(world.rank * size, len(dataset), world.size * size)
@@ -182,27 +189,27 @@ def eval_batches(
         if bad:
             bad_paths = {image.path for image in bad}
             paths = [dataset.paths[index] for index in indices.tolist()]
-            good = [place for place, path in enumerate(paths) if path not in bad_paths]
-            targets, indices = targets[good], indices[good]
+            good_rows = [row for row, path in enumerate(paths) if path not in bad_paths]
+            targets, indices = targets[good_rows], indices[good_rows]
         if len(indices):
             yield Batch(images, targets, indices, [len(indices)])
 
 
 @dataclasses.dataclass
 class Steps:
-    """The draws of each step, for loader processes, which know nothing of epochs."""
+    """The draws of each step. Loader processes keep this object, so each draw has its epoch."""
 
     epoch: Optional[int] = None
-    indices: Sequence[List[int]] = ()
+    numbers: Sequence[List[int]] = ()  # of the draws of each step
 
     def __iter__(self) -> Iterator[List[Draw]]:
-        for step in self.indices:
-            yield [Draw(self.epoch, index) for index in step]
+        for step in self.numbers:
+            yield [Draw(self.epoch, number) for number in step]
 
 
 class Source:
-    """The samples of a split, collated by step. They are decoded on demand; small ones are decoded
-    once and then cached. `persistent`: loader processes wait for the next call of `batches`."""
+    """Collates the samples of a split by step. It decodes images on demand, and small images once:
+    then it caches them. `persistent`: loader processes wait for the next call of `batches`."""
 
     def __init__(
         self, samples: Samples, options: Options, world: World, persistent: bool = False
@@ -215,17 +222,17 @@ class Source:
     def batches(
         self, steps: Sequence[List[int]], epoch: Optional[int] = None
     ) -> Iterator[Collated]:
-        """Iterate over collated steps. `steps`: the numbers of each step's draws; `epoch`: None in
-        evaluation. Only one such iterator may be in use at a time."""
+        """Iterate over collated steps. `steps`: the numbers of each step's draws. `epoch`: None in
+        evaluation. The caller must not use two of these iterators at the same time."""
         folder, transform = self.samples.folder, self.samples.transform
-        # Small images are decoded once and kept if the caches of all ranks fit into memory.
-        small = transform.keeps and self.size <= SMALL
-        if small and fits_into_memory(len(folder), transform.side, self.world.local_size):
+        # Small images are decoded once and cached if the caches of all ranks fit into memory.
+        is_small = transform.keeps and self.size <= SMALL_PX
+        if is_small and fits_into_memory(len(folder), transform.side, self.world.local_size):
             return self._from_cache(steps, epoch)
         if not steps:
             return iter(())
-        # Loader processes that live on keep the object `_steps`, so it is changed in place.
-        self._steps.epoch, self._steps.indices = epoch, steps
+        # The loader of earlier epochs keeps the object `_steps`, so the object is changed in place.
+        self._steps.epoch, self._steps.numbers = epoch, steps
         if self._loader is None:
             self._loader = data_loader(
                 self.samples,
@@ -241,63 +248,65 @@ class Source:
         return worker_count(self.options, self.world, self.size, images)
 
     def _from_cache(self, steps: Sequence[List[int]], epoch: Optional[int]) -> Iterator[Collated]:
-        """Yield steps of small images; decode only those that this rank has not seen yet."""
+        """Yield steps of small images, and decode only images that this rank has not seen yet."""
         folder, side = self.samples.folder, self.samples.transform.side
         if folder.cache is None or folder.cache.pixels.shape[1] != side:
             folder.cache = ImageCache(len(folder), side)
-        images_of = [[number % len(folder) for number in numbers] for numbers in steps]
-        missing = [folder.cache.missing([*dict.fromkeys(indices)]) for indices in images_of]
+        step_images = [[number % len(folder) for number in numbers] for numbers in steps]
+        # Each image once, although a step may have copies of an image.
+        missing = [folder.cache.missing([*dict.fromkeys(indices)]) for indices in step_images]
         count = sum(map(len, missing))
         bases = Bases(folder, self.samples.transform)
         missing_steps = [indices for indices in missing if indices]
         workers = self._workers(count) if count else 0
         decoded = start(data_loader(bases, missing_steps, list, workers))
-        for indices, missing_indices in zip(steps, missing):
+        for numbers, missing_indices in zip(steps, missing):
+            # `decoded` has an item for each step that lacks images.
             for index, base in next(decoded) if missing_indices else []:
                 folder.cache.put(index, base)
             samples = []
-            for draw in (Draw(epoch, index) for index in indices):
-                base = folder.cache.get(draw.number % len(folder))
-                if base is None:  # a bad image, for which `samples` finds another one
+            for draw in (Draw(epoch, number) for number in numbers):
+                index = draw.number % len(folder)
+                base = folder.cache.get(index)
+                if base is None:  # a bad image, which `Samples` replaces
                     samples.append(self.samples[draw])
                     continue
-                place = draw.number % len(folder)
                 pixels = self.samples.transform.augment(base, self.samples.sample_rng(draw))
-                samples.append(Sample(pixels, folder.targets[place], place, []))
-            images, targets, numbers, bad = _collate(self.size, samples)
+                samples.append(Sample(pixels, folder.targets[index], index, []))
+            images, targets, indices, bad = _collate(self.size, samples)
             if self.world.device.type == "cuda":
                 images, targets = images.pin_memory(), targets.pin_memory()
-            yield images, targets, numbers, bad
+            yield images, targets, indices, bad
 
 
 def _collate(size: int, samples: Sequence[Sample]) -> Collated:
-    """Stack samples: images uint8 (n, 3, size, size) of those that could be read, targets and
-    indices of all, and the bad images."""
+    """Stack n samples: images uint8 (up to n, 3, size, size), without samples that have no pixels;
+    targets and indices int64 (n); and the bad images."""
     pixels = [sample.pixels for sample in samples if sample.pixels is not None]
     images = torch.from_numpy(np.stack(pixels)) if pixels else torch.empty(0, size, size, 3)
     targets = torch.tensor([sample.target for sample in samples], dtype=torch.int64)
-    indices = torch.tensor([sample.number for sample in samples], dtype=torch.int64)
+    indices = torch.tensor([sample.drawn_index for sample in samples], dtype=torch.int64)
     bad = [image for sample in samples for image in sample.bad]
-    # A view: in memory, channels come last.
+    # A view with the shape of torch's images: in memory, channels stay last.
     return images.to(torch.uint8).permute(0, 3, 1, 2), targets, indices, bad
 
 
 def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> torch.Tensor:
-    """Draw the order of an epoch from seed and epoch: the numbers of `count` draws as int64. With
-    `repeats`, as many copies of an image follow one another, and the epoch has fewer images (Berman
-    et al., "MultiGrain", 2019)."""
+    """Draw the order of an epoch from seed and epoch: the numbers (`Draw.number`) of `count` draws
+    as int64. With `repeats`, so many copies of an image follow one another, and the epoch has fewer
+    images (Berman et al., "MultiGrain", 2019)."""
     generator = torch.Generator().manual_seed(derive_seed("order", seed, epoch))
     images = torch.randperm(count, generator=generator).repeat_interleave(repeats)[:count]
     return images + torch.arange(count) % repeats * count
 
 
-# ImageNet has these numbers. Classes matter: the last layer's gradients are sent, too.
+# As in ImageNet. The number of classes matters, because the last layer's gradients are sent, too.
 IMAGES, CLASSES = 1_281_167, 1000
 
 
 class Generated(ImageFolder):
-    """Noise in place of a data set, for `--trial` without `--data`: as many images and classes as
-    in ImageNet, of `--image_size` or the usual size."""
+    """Noise instead of a data set, for `--trial` without `--data`: as many images and classes as in
+    ImageNet, of `--image_size` or the usual size."""
 
     def __init__(self, options: Options) -> None:
         self.options, self.quarantine = options, Quarantine(options.bad_images)
@@ -307,7 +316,7 @@ class Generated(ImageFolder):
         return IMAGES
 
     def natural_size(self) -> int:
-        return USUAL
+        return USUAL_PX
 
 
 class GeneratedBatches(TrainBatches):
@@ -331,8 +340,8 @@ class GeneratedBatches(TrainBatches):
 
 
 class SampleLog:
-    """`samples/rank<k>.<attempt>.csv`: epoch, position in its order, and index of each sample,
-    written once the rank has trained on it."""
+    """Writes `samples/rank<k>.<attempt>.csv`: epoch, position in the epoch's order, and index of
+    each sample, after the rank has trained on the sample."""
 
     def __init__(self, options: Options, world: World) -> None:
         name = f"samples/rank{world.rank}.{attempt_number()}.csv"
@@ -344,7 +353,7 @@ class SampleLog:
     def add(self, epoch: int, begin: int, indices: List[int]) -> None:
         """Append the samples of a step, from position `begin` of the epoch's order on."""
         if self._file is not None:
-            rows = (f"{epoch},{begin + place},{index}\n" for place, index in enumerate(indices))
+            rows = (f"{epoch},{begin + offset},{index}\n" for offset, index in enumerate(indices))
             self._file.writelines(rows)
-            # A run that is killed must leave the samples of its last step.
+            # If the run is killed, the file must have the samples of its last step.
             self._file.flush()

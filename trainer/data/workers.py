@@ -1,9 +1,9 @@
-"""Loader processes: how many a rank has, and how they live exactly as long as the rank does.
+"""Start a rank's loader processes, which end exactly when the rank ends.
 
 Slurm's scancel, systemd and Ctrl-C in a terminal signal all processes of a job. But only a rank
-knows at which step to stop, and until then it needs the batches of its loaders, so the loaders
-block these signals. They end when the rank has no more work for them, or at once when the rank
-dies: they hold its connections open, and its peers notice its death only when these are closed.
+knows at which step to stop, and the rank needs batches until then. Loaders therefore block these
+signals. Loaders end when the rank has no more work for them, or at once when the rank dies: a
+loader holds the rank's connections open, and the peers notice only a connection that closes.
 """
 
 import contextlib
@@ -20,20 +20,20 @@ from contract.options import Options
 from tandem.coordinates import count_cores
 
 from ..world import World
-from .folder import SMALL
+from .folder import SMALL_PX
 
-FEW = 4096  # images: decoding this many small ones takes less time than starting processes
+FEW_IMAGES = 4096  # to decode so many small images takes less time than to start processes
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
 def worker_count(options: Options, world: World, size: int, images: int) -> int:
-    """Count this rank's loader processes for `images` of `size` pixels: the option if it is given,
-    none for a few small images, else the rank's share of the machine's cores but one."""
+    """Return the number of loader processes for `images` of `size` pixels a side: --workers if it
+    is given, none for few small images, otherwise this rank's share of the machine's cores."""
     if options.workers is not None:
         return options.workers
-    if size <= SMALL and images <= FEW:
+    if size <= SMALL_PX and images <= FEW_IMAGES:
         return 0
-    # One core is for training itself.
+    # One core is left for the ranks themselves.
     return min(16, max(1, (count_cores() - 1) // world.local_size))
 
 
@@ -45,17 +45,16 @@ def data_loader(
     pinned: bool = False,
     persistent: bool = False,
 ) -> DataLoader[Any]:
-    """Make torch's DataLoader over `steps` of indices. `persistent`: its processes outlive an
-    epoch."""
+    """Make a DataLoader over `steps` of indices. `persistent`: its processes outlive an epoch."""
     return DataLoader(
         dataset,
         batch_sampler=steps,
         collate_fn=collate,
         num_workers=workers,
         pin_memory=pinned,
-        # Without this generator, each epoch would draw from the global one.
+        # Without this generator, the loader would draw from the global generator in each epoch.
         generator=torch.Generator(),
-        # The default of Python 3.14 would import torch again in each of them.
+        # Python 3.14's default would import torch again in each process.
         multiprocessing_context="fork" if workers else None,
         worker_init_fn=partial(end_with, os.getpid()),
         persistent_workers=persistent and workers > 0,
@@ -63,15 +62,15 @@ def data_loader(
 
 
 def start(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Return iter(loader). Its processes start with SIGTERM and SIGINT blocked, and keep them so.
-    Call it from the main thread: see `end_with`."""
+    """Return iter(loader). Its processes inherit that SIGTERM and SIGINT are blocked. Call this
+    from the main thread: see `end_with`."""
     with blocked(signal.SIGTERM, signal.SIGINT):
         return iter(loader)
 
 
 @contextlib.contextmanager
 def blocked(*numbers: signal.Signals) -> Iterator[None]:
-    """Hold back signals that arrive within the block; they are delivered afterwards."""
+    """Block these signals within the block. Signals that arrive are delivered afterwards."""
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
@@ -80,11 +79,12 @@ def blocked(*numbers: signal.Signals) -> Iterator[None]:
 
 
 def end_with(parent: int, worker: int = 0) -> None:
-    """Have this process killed when the process `parent`, which started it, is gone.
+    """Let Linux kill this process when the process `parent`, which started it, ends. `worker`: the
+    number that torch passes, unused.
 
-    Linux sends that signal when the *thread* that started this process ends, so this must be a
-    thread that lives as long as the parent: main threads start loaders and the ranks of --spawn.
+    Linux sends the signal when the *thread* that started this process ends, so this thread must
+    live as long as the parent: main threads start loaders and the ranks of --spawn.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != parent:  # gone already
+    if os.getppid() != parent:  # the parent ended before the call above
         os._exit(1)

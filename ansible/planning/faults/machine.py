@@ -1,4 +1,9 @@
-"""Check the machine itself: system, rights, disks, packages, clock."""
+"""Check the machine itself: system, rights, disks, packages, clock.
+
+Each check yields (fault, cause, remedy) for every finding. preflight.findings calls the CHECKS with
+a machine's facts and the question that it describes; looks.py calls `check_support` and
+`check_python` before modules run on the machine.
+"""
 
 from typing import Any
 
@@ -6,7 +11,7 @@ from .. import offline, stacks
 from .. import packages as apt
 
 NAMES = {"debian": "Debian", "ubuntu": "Ubuntu", "linuxmint": "Linux Mint", "pop": "Pop!_OS"}
-# Containers with an init process can be machines, as in the lab. Others cannot.
+# systemd-detect-virt's answers for a PC, and for containers with an init process, as in the lab.
 MACHINES = ("", "none", "systemd-nspawn", "lxc", "lxc-libvirt")
 # Versions of ansible-core, and the oldest Python that their modules run on.
 # source: docs.ansible.com, "Releases and maintenance", the support matrix.
@@ -16,9 +21,9 @@ NEWEST_PYTHON, NEWER_CORE_PYTHON = (3, 13), (3, 14)
 FEW_INODES = 100_000
 
 
-def impossible(facts):
-    """Find reasons why no role can provision a machine."""
-    yield from release(facts.distribution, facts.release, facts.like)
+def check_support(facts):
+    """Find reasons why no role can provision a machine. facts: ShellFacts are enough."""
+    yield from check_release(facts.distribution, facts.release, facts.like)
     if facts.arch == "aarch64" and not facts.driver_kept:
         yield (
             "arch",
@@ -32,7 +37,7 @@ def impossible(facts):
             f"its processor is {facts.arch}, for which Tandem has no driver and no lock of PyTorch",
             "remove this machine from inventory.ini",
         )
-    if "microsoft" in facts.kernel.lower():
+    if "microsoft" in facts.kernel.lower():  # "5.15.153.1-microsoft-standard-WSL2"
         yield (
             "wsl",
             f"it is WSL on Windows (kernel {facts.kernel}): it uses the driver of Windows, "
@@ -49,8 +54,8 @@ def impossible(facts):
         )
 
 
-def system(facts, question):
-    yield from impossible(facts)
+def check_system(facts, question):
+    yield from check_support(facts)
     if facts.arch == "aarch64" and question["offline"]:
         yield (
             "arch",
@@ -65,10 +70,10 @@ def system(facts, question):
             "its first process is not systemd",
             "install Debian or Ubuntu with systemd, which is their default",
         )
-    yield from python(facts, question["ansible_core"])
+    yield from check_python(facts, question["ansible_core"])
 
 
-def python(facts, core):
+def check_python(facts, core):
     """Check that the modules of ansible-core (version `core`) run on the machine's Python."""
     oldest = next(python for since, python in OLDEST_PYTHON if stacks.version(core) >= since)
     if not facts.python:
@@ -78,18 +83,17 @@ def python(facts, core):
             "python",
             f"its python3 is {facts.python}, but the modules of ansible-core {core} need "
             f"{'.'.join(map(str, oldest))}",
+            # The modules of ansible-core 2.16 also run on Python 3.6 and 3.7.
             "provision it with `make provision CORE=2.16`"
             if stacks.version(facts.python) < (3, 8)
             else "provision it with `make provision`, without CORE",
         )
 
 
-def newer_python(facts, question):
+def check_new_python(facts, question):
     """Find a Python that this ansible-core does not list yet, though modules may run on it."""
-    present, core = (
-        stacks.version(facts.python or "0")[:2],
-        stacks.version(question["ansible_core"]),
-    )
+    present = stacks.version(facts.python or "0")[:2]
+    core = stacks.version(question["ansible_core"])
     if core < (2, 20) and NEWEST_PYTHON < present <= NEWER_CORE_PYTHON:
         yield (
             "python_new",
@@ -108,49 +112,46 @@ def read_releases():
     return {name: sorted(versions, key=stacks.version) for name, versions in table.items()}
 
 
-def describe_releases(table):
-    """Join releases as "Debian 11, 12 or 13; Ubuntu 18.04, 20.04, 22.04, 24.04 or 26.04"."""
+def describe_releases():
+    """Write the releases as "Debian 11, 12 or 13; Ubuntu 18.04, 20.04, 22.04, 24.04 or 26.04"."""
     return "; ".join(
         f"{NAMES[name]} {', '.join(versions[:-1])} or {versions[-1]}"
-        for name, versions in table.items()
+        for name, versions in read_releases().items()
     )
 
 
-def release(distribution, version, like=""):
-    """Find a release that is not in ansible/releases.yml.
-
-    `distribution`, `version` and `like` are ID, VERSION_ID and ID_LIKE of /etc/os-release; Debian's
-    testing has no VERSION_ID.
-    """
+def check_release(distribution, version, like=""):
+    """Find an unknown release, by ID, VERSION_ID and ID_LIKE of /etc/os-release."""
     table = read_releases()
     versions = table.get(distribution, [])
     if version in versions:
         return
     name = f"{NAMES.get(distribution, distribution)} {version or 'without a number'}"
-    # Debian's testing has no number, and is newer than every release.
+    # Debian's testing has no VERSION_ID, and is newer than every release.
     if versions and (not version or stacks.version(version) > stacks.version(versions[-1])):
         yield (
             "release",
             f"{name} is newer than the releases that Tandem knows: nobody has tested its "
             "packages, kernel and Python",
             f"install {NAMES[distribution]} {versions[-1]} on it, "
-            f"{'the LTS release before' if distribution == 'ubuntu' else 'the release before'}; "
-            f"known are {describe_releases(table)}; what one more takes: docs/stacks.md, A newer "
+            f"{'the previous LTS' if distribution == 'ubuntu' else 'the previous release'}; "
+            f"Tandem knows {describe_releases()}; to add a release: docs/stacks.md, A newer "
             "release",
         )
         return
+    # ID_LIKE of Linux Mint is "ubuntu debian". The table has ubuntu last, which is the closer one.
     bases = [NAMES[base] for base in table if base in like.split() and base != distribution]
     origin = (
         f", which is based on {bases[-1]} but has its own packages and kernels" if bases else ""
     )
     yield (
         "release",
-        f"the roles do not know its release, {name}{origin}",
-        f"install one of these on it: {describe_releases(table)}",
+        f"Tandem does not support its release, {name}{origin}",
+        f"install one of these on it: {describe_releases()}",
     )
 
 
-def privileges(facts, question):
+def check_privileges(facts, question):
     if not facts.sudo:
         yield (
             "sudo",
@@ -175,8 +176,8 @@ def privileges(facts, question):
         )
 
 
-def disks(facts, question):
-    # Folders of one file system share its free space.
+def check_disks(facts, question):
+    # Folders of one file system share its free space, so their needs are added.
     by_device: dict[Any, list[Any]] = {}
     for folder, size in ((row["folder"], int(row["bytes"])) for row in question["space"]):
         state = facts.disks[folder]
@@ -195,17 +196,15 @@ def disks(facts, question):
                 "delete folders of many small files, or use a file system with more inodes",
             )
     for rows in by_device.values():
-        required, free = sum(size for _, size, _ in rows), rows[0][2].free
+        folders, sizes, states = zip(*rows)
+        required, free = sum(sizes), states[0].free
         if free < required:
             yield (
                 "disk_full",
-                f"{', '.join(folder for folder, _, _ in rows)} need {required / 1e9:.1f} GB, but "
-                f"only {free / 1e9:.1f} GB are free",
+                f"{', '.join(folders)} need {required / 1e9:.1f} GB, but only {free / 1e9:.1f} GB "
+                "are free",
                 "free disk space on that machine, or mount a larger disk",
             )
-
-
-def mounts(facts, question):
     for mount in facts.missing_mounts:
         yield (
             "mount",
@@ -214,7 +213,7 @@ def mounts(facts, question):
         )
 
 
-def passphrases(facts, question):
+def check_reboots(facts, question):
     if facts.boot_passphrases:
         disks = ", ".join(facts.boot_passphrases)
         yield (
@@ -225,15 +224,12 @@ def passphrases(facts, question):
             "type the passphrase after each reboot, or let its TPM open the disk (man "
             "systemd-cryptenroll)",
         )
-
-
-def reboots(facts, question):
     if facts.reboot_waits:
         waits = f"{facts.reboot_waits} needs a reboot"
-        yield "reboot_waits", waits, "when nothing trains there: sudo reboot"
+        yield "reboot_waits", waits, "when no run uses it: sudo reboot"
 
 
-def libraries(facts, question):
+def check_library_path(facts, question):
     if facts.missing_libraries:
         yield (
             "library_path",
@@ -243,7 +239,7 @@ def libraries(facts, question):
         )
 
 
-def packages(facts, question):
+def check_packages(facts, question):
     lock = facts.apt_lock
     if lock is not None:
         yield (
@@ -255,49 +251,39 @@ def packages(facts, question):
         yield ("dpkg", "an installation of packages was interrupted", "sudo dpkg --configure -a")
     elif apt.broken(facts):
         yield ("dpkg", *apt.broken(facts))
-    for dead in facts.dead_sources if not question["offline"] else ():
-        file = dead.file or "a file of /etc/apt/sources.list.d"
-        cause, remedy = "does not offer this suite any more", f"correct or delete it in {file}"
-        if dead.unsigned:
+    # Offline machines use the bundle instead of apt's sources.
+    for source in facts.dead_sources if not question["offline"] else ():
+        file = source.file or "a file of /etc/apt/sources.list.d"
+        cause, remedy = "no longer exists on its server", f"correct or delete it in {file}"
+        if source.unsigned:
             cause = (
                 "has no signature that apt can verify: its publisher's key is missing or expired"
             )
             remedy = f"install its publisher's current key (NVIDIA's: cuda-keyring), or {remedy}"
         yield (
             "apt_source",
-            f"apt's source {dead.source}, in {file}, {cause}; make provision continues with "
+            f"apt's source {source.source}, in {file}, {cause}; make provision continues with "
             "the other sources",
             f"{remedy}, then sudo apt update",
         )
-    if not facts.rsync and not question["offline"]:  # else the bundle brings it
-        yield (
-            "rsync",
-            "rsync, which copies data and wheels to it, is missing",
-            "make provision installs it",
-        )
+    if not facts.rsync and not question["offline"]:  # the bundle brings rsync
+        cause = "rsync, which copies data and wheels to it, is missing"
+        yield "rsync", cause, "make provision installs it"
 
 
-def clock(facts, question):
-    # The facts were collected at some time in between; only a time outside is wrong.
+def check_clock(facts, question):
+    # The machine read its clock between these two times, so a time between them is right.
     earliest, latest = (float(seconds) for seconds in question["clock"])
-    off = facts.clock - min(max(facts.clock, earliest), latest)
-    if abs(off) > question["clock_tolerance"]:
+    offset_seconds = facts.clock - min(max(facts.clock, earliest), latest)
+    if abs(offset_seconds) > question["clock_tolerance"]:
         yield (
             "clock",
-            f"its clock differs by {off:+.0f} s from the control node's clock",
+            f"its clock differs by {offset_seconds:+.0f} s from the control node's clock",
             "type on that machine: sudo timedatectl set-ntp true",
         )
 
 
 CHECKS = (
-    system,
-    newer_python,
-    privileges,
-    disks,
-    mounts,
-    passphrases,
-    reboots,
-    libraries,
-    packages,
-    clock,
+    *(check_system, check_new_python, check_privileges, check_disks),
+    *(check_reboots, check_library_path, check_packages, check_clock),
 )

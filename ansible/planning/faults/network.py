@@ -1,12 +1,16 @@
-"""Check interfaces, cables, names, packet filters; find duplicate and silent machines."""
+"""Check interfaces, cables, names, packet filters; find duplicate and silent machines.
+
+Each check of the CHECKS yields (fault, cause, remedy) for one machine; preflight.findings calls
+them. `check_cluster` compares the machines with each other, and `unreachable` explains a machine
+that did not answer; roles call both as filters.
+"""
 
 import ipaddress
 from typing import Any
 
 from .. import firewall, reading
 
-# Words of ssh's message, the fault's name, the remedy. The first match counts; the last row matches
-# every message.
+# (words of ssh's message, name of the fault, remedy): the first match counts.
 UNREACHABLE = (
     (
         "IDENTIFICATION HAS CHANGED",
@@ -23,13 +27,9 @@ UNREACHABLE = (
     (
         "Could not resolve",
         "name",
-        "write its address, as `ip -brief address` shows it there, into inventory.ini",
+        "write the address that `ip -brief address` shows on it into inventory.ini",
     ),
-    (
-        "Connection refused",
-        "no_sshd",
-        "type on that machine: sudo apt install openssh-server",
-    ),
+    ("Connection refused", "no_sshd", "type on that machine: sudo apt install openssh-server"),
     (
         "",
         "unreachable",
@@ -38,12 +38,12 @@ UNREACHABLE = (
 )
 
 
-def address(facts, question):
+def check_address(facts, question):
     if facts.interface is None:
         yield (
             "address",
             f"none of its network cards has {question['address']}, its address in inventory.ini",
-            "write the address that `ip -brief address` shows there, not a router's or a name",
+            "write the address that `ip -brief address` shows on it, not a router's or a name",
         )
     if facts.address_owner:
         yield (
@@ -54,25 +54,24 @@ def address(facts, question):
         )
 
 
-def unlisted_addresses(facts, question):
-    """Find addresses in the members' network that are missing in the inventory.
-
-    The other machines' firewalls drop what comes from them.
-    """
-    link = own_link(facts)
+def check_unlisted_addresses(facts, question):
+    """Find addresses in the members' network that are missing in the inventory."""
+    # The firewalls of the members drop packets that come from such an address.
+    link = find_cluster_link(facts)
     listed = ipaddress.ip_address(question["address"]) if link else None
     for text in link.networks if link else []:
         address = ipaddress.ip_interface(text)
         if listed in address.network and str(address.ip) not in question["listed"]:
             yield (
                 "unlisted_address",
-                f"it also has the address {address.ip}, which inventory.ini does not list: if "
-                "Linux sends from it, the firewalls of the other machines drop the packets",
-                f"if it stays, write other_addresses={address.ip} into its line of inventory.ini",
+                f"it also has the address {address.ip}, which inventory.ini does not list: "
+                "the other machines' firewalls drop packets that come from this address",
+                f"if the address stays, write other_addresses={address.ip} into its line of "
+                "inventory.ini",
             )
 
 
-def names(facts, question):
+def check_names(facts, question):
     if question["provisioned"] and facts.hostname in facts.loopback_names:
         yield (
             "loopback_name",
@@ -82,7 +81,7 @@ def names(facts, question):
         )
 
 
-def overlaps(facts, question):
+def check_overlaps(facts, question):
     """Find a network of Docker, a VPN or virtual machines that overlaps the members' addresses."""
     listed = ipaddress.ip_address(question["address"]) if facts.interface else None
     for link in facts.links:
@@ -100,8 +99,8 @@ def overlaps(facts, question):
                 )
 
 
-def links(facts, question):
-    link = own_link(facts)
+def check_link(facts, question):
+    link = find_cluster_link(facts)
     if link is None:
         return
     if link.tunnel:
@@ -109,16 +108,16 @@ def links(facts, question):
         local = " or ".join(f"{link.addresses[0]} ({link.name})" for link in interfaces)
         yield (
             "tunnel",
-            f"it reaches the other PCs through {link.name}, a VPN: training data is "
-            "encrypted, and has only the VPN's speed",
-            "write its address in the local network, "
-            f"{local or 'as ip -brief address shows it there'}, as ansible_host into its line of "
-            "inventory.ini, on all members alike; then make bootstrap",
+            f"it reaches the other PCs through {link.name}, a VPN: training traffic is "
+            "encrypted, and only as fast as the VPN",
+            "in inventory.ini, set ansible_host of every PC to its address in the local network, "
+            f"which {f'is {local} on this PC' if local else 'ip -brief address shows on that PC'}; "
+            "then type make bootstrap",
         )
-        return  # its MTU and speed are the VPN's
+        return  # MTU and speed below would be those of the VPN
     if link.wireless:
         yield ("wireless", f"{link.name} is a wireless link", "plug in a network cable")
-    # A link without a cable may report 0.
+    # A link without a cable may report a speed of 0.
     if link.speed is not None and 0 < link.speed < 1000:
         yield (
             "link_speed",
@@ -132,20 +131,17 @@ def links(facts, question):
             "let the switch and the network card negotiate: sudo ethtool "
             "-s " + link.name + " autoneg on",
         )
-    if not _usual_mtu(link):
-        yield (
-            "mtu",
-            f"{link.name} has an MTU of {link.mtu}",
-            f"sudo ip link set {link.name} mtu 1500",
-        )
+    if not _has_usual_mtu(link):
+        cause = f"{link.name} has an MTU of {link.mtu}"
+        yield "mtu", cause, f"sudo ip link set {link.name} mtu 1500"
 
 
-def _usual_mtu(link):
-    """Return true for Ethernet's own MTU and for one of jumbo frames."""
+def _has_usual_mtu(link):
+    """Return true for the MTU of Ethernet, and for an MTU of jumbo frames."""
     return link.mtu == 1500 or link.mtu >= 9000
 
 
-def filters(facts, question):
+def check_firewall(facts, question):
     manager = firewall.firewall_manager(facts.ufw_conf, facts.firewalld)
     if manager:
         yield (
@@ -156,21 +152,24 @@ def filters(facts, question):
         )
 
 
-CHECKS = (address, unlisted_addresses, names, overlaps, links, filters)
+CHECKS = (
+    *(check_address, check_unlisted_addresses, check_names),
+    *(check_overlaps, check_link, check_firewall),
+)
 
 
-def own_link(facts):
-    """Find the link that has the inventory's address; None if none does."""
+def find_cluster_link(facts):
+    """Find the link that has the inventory's address, over which ranks exchange data, or None."""
     return next((link for link in facts.links if link.name == facts.interface), None)
 
 
-def duplicates(machines):
-    """Find machines that are the same one under two names, or have a copied disk."""
+def find_duplicates(machines):
+    """Find machines that are one machine under two names, or that have a copied disk."""
     findings = []
     for key, label in (("machine_id", "machine id"), ("mac", "hardware address")):
         owners: dict[str, str] = {}
         for facts in machines:
-            link = own_link(facts)
+            link = find_cluster_link(facts)
             value = facts.machine_id if key == "machine_id" else link and link.mac
             # The first machine with a value is not at fault; each later one gets a finding.
             owner = owners.setdefault(value, facts.host)
@@ -188,21 +187,23 @@ def duplicates(machines):
     return findings
 
 
-def cluster(machines):
-    """Find what is wrong between machines of which each may be in order."""
+def check_cluster(machines):
+    """List the findings about machines that may each be in order, but do not fit each other."""
     machines = [reading.known(facts) for facts in machines]
-    return duplicates(machines) + unequal_mtus(machines) + faster_interfaces(machines)
+    checks = (find_duplicates, find_unequal_mtus, propose_faster_interfaces)
+    return [finding for check in checks for finding in check(machines)]
 
 
-def unequal_mtus(machines):
+def find_unequal_mtus(machines):
     """Find a machine whose packets may be too large for another machine's interface."""
-    links = [(facts.host, link) for facts in machines if (link := own_link(facts))]
+    links = [(facts.host, link) for facts in machines if (link := find_cluster_link(facts))]
+    # Tunnels have smaller MTUs, and check_link has reported them.
     if not links or any(link.tunnel for _, link in links):
         return []
-    # An unusual MTU is already a finding of its machine.
-    links = [(host, link) for host, link in links if _usual_mtu(link)] or links[:1]
-    low_host, low = min(links, key=lambda row: row[1].mtu)
-    high_host, high = max(links, key=lambda row: row[1].mtu)
+    # check_link has reported an unusual MTU too. If all are unusual, there is nothing to compare.
+    links = [(host, link) for host, link in links if _has_usual_mtu(link)] or links[:1]
+    low_host, low = min(links, key=lambda pair: pair[1].mtu)
+    high_host, high = max(links, key=lambda pair: pair[1].mtu)
     if high.mtu == low.mtu:
         return []
     return [
@@ -218,13 +219,13 @@ def unequal_mtus(machines):
     ]
 
 
-def faster_interfaces(machines):
+def propose_faster_interfaces(machines):
     """Propose a faster network than the present one, if every machine has an interface in it."""
-    links = [own_link(facts) for facts in machines]
+    links = [find_cluster_link(facts) for facts in machines]
     if len(machines) < 2 or not all(link and link.speed for link in links):
         return []
     slowest = min(link.speed for link in links)
-    fastest = _fastest_network(machines)
+    fastest = _find_fastest_network(machines)
     if fastest is None or fastest[0] <= slowest:
         return []
     speed, network, interfaces = fastest
@@ -246,7 +247,7 @@ def faster_interfaces(machines):
     return findings
 
 
-def _fastest_network(machines):
+def _find_fastest_network(machines):
     """Find the fastest network in which all machines are; None if there is none.
 
     Returns (Mbit/s of its slowest interface, network, {host: (interface, address)}).
@@ -258,22 +259,23 @@ def _fastest_network(machines):
                 address = ipaddress.ip_interface(text)
                 rows = networks.setdefault(address.network, {})
                 rows.setdefault(facts.host, (link.speed, link.name, str(address.ip)))
-    # Docker gives each machine the same network and address. Such a network connects nobody.
-    common = [
-        (min(speed for speed, _, _ in rows.values()), network, rows)
-        for network, rows in networks.items()
-        if len(rows) == len(machines) and len({row[2] for row in rows.values()}) == len(rows)
-    ]
+    common = []
+    for network, rows in networks.items():
+        # Docker gives each machine the same network and address. Such a network connects nobody.
+        addresses = {address for _, _, address in rows.values()}
+        if len(rows) == len(machines) and len(addresses) == len(rows):
+            common.append((min(speed for speed, _, _ in rows.values()), network, rows))
     if not common:
         return None
-    speed, network, rows = max(common, key=lambda row: row[0])
-    return speed, str(network), {host: row[1:] for host, row in rows.items()}
+    speed, network, rows = max(common, key=lambda entry: entry[0])
+    interfaces = {host: (name, address) for host, (_, name, address) in rows.items()}
+    return speed, str(network), interfaces
 
 
 def unreachable(variables):
     """Explain why a machine did not answer, by ssh's message in its variables."""
     message = " ".join(str(variables.get("reach_answer", {}).get("msg", "nothing")).split())
-    # Ansible's own words come before ssh's.
+    # Ansible adds its own words before the message of ssh.
     for prefix in ("Task failed: ", "Failed to connect to the host via ssh: "):
         message = message.removeprefix(prefix)
     name = variables["inventory_hostname"]
@@ -288,13 +290,13 @@ def unreachable(variables):
     return {
         "host": name,
         "fault": fault,
-        "cause": causes.get(fault, f"{address} did not let ssh in: {message}"),
+        "cause": causes.get(fault, f"ssh could not log in to {address}: {message}"),
         "remedy": remedy.format(address=address),
     }
 
 
 def set_aside(variables):
-    """Tell of a machine that did not answer, when the others continue without it."""
+    """Report a machine that did not answer, and without which the play continues."""
     finding = unreachable(variables)
     return (
         f"SKIPPED: {finding['host']}: {finding['cause'].rstrip('.')}. Remedy: {finding['remedy']}."

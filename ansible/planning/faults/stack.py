@@ -1,4 +1,8 @@
-"""Check GPUs, their driver, the stack, and the requirements of the Python environment."""
+"""Check GPUs, their driver, the stack, and the requirements of the Python environment.
+
+Each check yields (fault, cause, remedy) for every finding; preflight.findings calls the CHECKS. The
+checks predict what the roles will do by calling the same functions of planning/.
+"""
 
 import datetime
 
@@ -9,12 +13,12 @@ from .. import driver as drivers
 from .. import driver_candidates as candidates
 
 # Days after which newer drivers should be looked for: NVIDIA fixes its branches every few months.
-OLD_TABLE = 180
+TABLE_DAYS = 180
 # Days after which a held kernel is a finding.
-LONG_HELD = 90
-# Errors that programs cause, by NVIDIA's list ("XID Errors"); 45 follows a killed program.
-OF_PROGRAMS = {13, 31, 43, 45}
-MEANING = {
+HELD_DAYS = 90
+# Xid errors that programs cause, by NVIDIA's list ("XID Errors"); 45 follows a killed program.
+PROGRAM_XIDS = {13, 31, 43, 45}
+XID_MEANINGS = {
     48: "an error in its memory that could not be corrected",
     62: "its own controller halted",
     74: "its NVLink failed",
@@ -25,7 +29,7 @@ MEANING = {
 }
 
 
-def gpus(facts, question):
+def check_gpus(facts, question):
     """Explain why NVIDIA cards do not participate."""
     hidden = stacks.hidden_gpu(facts)
     if hidden:
@@ -46,12 +50,14 @@ def gpus(facts, question):
         )
 
 
-def driver(facts, question):
+def check_driver(facts, question):
+    """Find a missing, unsuitable or half-updated driver of participating GPUs."""
     if not stacks.participating_gpus(facts, question["table"]):
         return
+    # The machine's clock may be wrong, but check_clock reports that.
     looked_up = datetime.date.fromisoformat(question["table"]["looked_up"])
     age = int(facts.clock / 86400) - (looked_up - datetime.date(1970, 1, 1)).days
-    if age > OLD_TABLE and not facts.driver_kept:
+    if age > TABLE_DAYS and not facts.driver_kept:
         yield (
             "table_old",
             f"the drivers in ansible/stacks.yml were last updated {age} days ago",
@@ -62,20 +68,20 @@ def driver(facts, question):
             "secure_boot",
             "Secure Boot is on, so its kernel loads only signed modules, and the NVIDIA "
             "driver is not signed",
-            _by_the_role(
+            _word_remedy(
                 facts,
                 "make provision installs the driver, and prints how to enrol its key if necessary",
                 "install a signed driver on that machine, or enrol the key of its module "
                 "(mokutil --import)",
             )
-            if candidates.can_sign(facts)
+            if candidates.dkms_can_sign(facts)
             else "switch Secure Boot off in the firmware's setup",
         )
     if facts.nouveau:
         yield (
             "nouveau",
             "the nouveau driver uses the NVIDIA card",
-            _by_the_role(
+            _word_remedy(
                 facts,
                 "make provision installs the NVIDIA driver, switches nouveau off and reboots",
                 "install NVIDIA's driver on that machine",
@@ -85,14 +91,14 @@ def driver(facts, question):
         yield (
             "driver_missing",
             "no NVIDIA driver is loaded",
-            _by_the_role(
+            _word_remedy(
                 facts,
                 "make provision installs the driver for this card",
                 "install it on that machine, or find out why it is not loaded (sudo modprobe "
                 "nvidia)",
             ),
         )
-    # waiting_module is known only of machines with a GPU.
+    # Only machines with a GPU report waiting_module. The condition above excludes the rest.
     if facts.driver and facts.waiting_kernel and not facts.waiting_module:
         yield (
             "kernel_module",
@@ -109,25 +115,26 @@ def driver(facts, question):
             "driver_mismatch",
             f"the loaded driver is {facts.driver}, but an update installed the library "
             f"{facts.driver_library}",
-            _by_the_role(facts, "make provision reboots it and pins the packages", "reboot it"),
+            _word_remedy(facts, "make provision reboots it and pins the packages", "reboot it"),
         )
 
 
-def ended_branch(facts, question):
+def check_branch_end(facts, question):
     """Find a driver's branch that gets no security fixes any more, or whose end is unknown."""
     table = question["table"]
     if not facts.driver or not stacks.participating_gpus(facts, table):
         return
     branch = stacks.version(facts.driver)[0]
+    # Ends are months, "2026-08". All branches before ended_before have ended.
     ends = table["branch_ends"].get(branch)
     month = datetime.datetime.fromtimestamp(facts.clock, datetime.timezone.utc).strftime("%Y-%m")
     if ends is None and branch >= table["ended_before"]:
         yield (
             "driver_end_unknown",
-            "ansible/stacks.yml does not contain when NVIDIA ends the support of driver "
+            "ansible/stacks.yml does not say when NVIDIA ends the support of driver "
             f"branch {branch}",
-            "none; NVIDIA's page of supported drivers (docs/driver.md) says if it still gets "
-            "security fixes",
+            "none; NVIDIA's list of supported drivers (docs.nvidia.com/datacenter/tesla/drivers) "
+            "shows whether this branch still gets security fixes",
         )
     elif (ends or "") < month:
         yield (
@@ -142,11 +149,11 @@ def ended_branch(facts, question):
         )
 
 
-def gpu_errors(facts, question):
+def check_gpu_errors(facts, question):
     for number in facts.xids:
-        meaning = f" ({MEANING[number]})" if number in MEANING else ""
+        meaning = f" ({XID_MEANINGS[number]})" if number in XID_MEANINGS else ""
         cause = f"its kernel has logged the NVIDIA error Xid {number}{meaning} since it booted"
-        if number in OF_PROGRAMS:
+        if number in PROGRAM_XIDS:
             yield "xid_program", cause, "none, if a program was killed or crashed at that time"
         else:
             yield (
@@ -158,8 +165,8 @@ def gpu_errors(facts, question):
             )
 
 
-def _by_the_role(facts, by_role, by_hand):
-    """Word a remedy of role driver, which driver_policy: keep forbids."""
+def _word_remedy(facts, by_role, by_hand):
+    """Choose the remedy: role driver's, or a person's if driver_policy is keep."""
     if not facts.driver_kept:
         return by_role
     if facts.arch != "x86_64":
@@ -167,36 +174,37 @@ def _by_the_role(facts, by_role, by_hand):
     return f"{by_hand}; or set driver_policy: install (it is keep now), and {by_role}"
 
 
-def fitting(facts, question):
+def check_stack(facts, question):
+    """Find obstacles to the stack: its driver, compiler, toolkit and Python environment."""
     table = question["table"]
     try:
         stack = stacks.resolve([facts], question["stack"], table, decision=question["kept"])
         manager, python = stacks.python_for(stack, facts, question["env_manager"])
-        refusal = refused_driver(facts, stack, question)
+        refusal = predict_driver_refusal(facts, stack, question)
     except PlanError as error:
         yield ("stack", str(error).removeprefix(f"{facts.host}: "), "see docs/stacks.md")
         return
     if refusal:
         yield ("driver", *refusal)
-    elif is_old(facts, stack, table):
-        yield old_driver(facts, stack, question)
-    yield from compiler(facts, stack, table)
-    yield from own_toolkit(facts, stack, question)
+    elif is_driver_old(facts, stack, table):
+        yield old_driver_finding(facts, stack, question)
+    yield from check_compiler(facts, stack, table)
+    yield from check_foreign_toolkit(facts, stack, question)
     if not question["provisioned"]:
-        yield from environment(facts, manager, python, question)
+        yield from check_environment(facts, manager, python, question)
 
 
-def refused_driver(facts, stack, question):
-    """Find what role driver will refuse, by its own decision: (cause, remedy), or None."""
-    # old_driver asks for consent to an upgrade, and machine.packages reports broken packages.
-    # Without package lists, and with packages from the bundle, the candidates are unknown yet.
+def predict_driver_refusal(facts, stack, question):
+    """Predict a refusal of role driver, by its own decision: (cause, remedy), or None."""
     settings = question["driver"]
     if not stack["cuda"] or not stacks.known_gpus(facts, question["table"]):
         return None
+    # Without package lists, or with packages from the bundle, apt's candidates are unknown yet.
     listed = facts.offered.keys() - facts.packages.keys()
     if facts.driver_kept or settings["offline"] or not listed:
         return None
-    if is_old(facts, stack, question["table"]):
+    # old_driver_finding asks for consent to an upgrade, check_packages reports broken packages.
+    if is_driver_old(facts, stack, question["table"]):
         settings = {**settings, "policy": "upgrade"}
     try:
         drivers.decide(structs.replace(facts, broken=None), settings, stack, question["table"])
@@ -205,13 +213,13 @@ def refused_driver(facts, stack, question):
     return None
 
 
-def is_old(facts, stack, table):
+def is_driver_old(facts, stack, table):
     """Return true if the loaded driver is older than the GPUs' stack needs."""
     stack_driver = stack["cuda"] and facts.driver and stacks.known_gpus(facts, table)
     return bool(stack_driver) and stacks.version(facts.driver) < stacks.version(stack["driver"])
 
 
-def old_driver(facts, stack, question):
+def old_driver_finding(facts, stack, question):
     upgrades = question["driver"]["policy"] == "upgrade"
     consent = "" if upgrades else "set driver_policy: upgrade, and "
     by_role = f"{consent}make provision installs a newer one"
@@ -224,7 +232,8 @@ def old_driver(facts, stack, question):
     )
 
 
-def compiler(facts, stack, table):
+def check_compiler(facts, stack, table):
+    """Find a gcc that is too new for CUDA extensions, which only apex needs."""
     if "gcc" not in stack or not facts.gcc or not stacks.known_gpus(facts, table):
         return
     if toolkit.compiler_obstacle(facts, stack):
@@ -232,15 +241,15 @@ def compiler(facts, stack, table):
         yield (
             "gcc",
             f"its gcc is {facts.gcc}, but extensions for CUDA {stack['cuda']} need gcc "
-            f"{stack['gcc']} or older, so apex's cannot be built on it; torch itself works",
-            "none: apex's amp works without them"
+            f"{stack['gcc']} or older, so it cannot build apex's extensions; torch itself works",
+            "none: apex's amp works without extensions"
             + (
                 f"; the nearest stack that supports this gcc is stack: {nearest}" if nearest else ""
             ),
         )
 
 
-def own_toolkit(facts, stack, question):
+def check_foreign_toolkit(facts, stack, question):
     """Report a toolkit of somebody else in the folder of the stack's toolkit."""
     foreign = toolkit.foreign_toolkit(
         facts, stack, {"toolkit": question["toolkit"]}, question["table"]
@@ -253,14 +262,11 @@ def own_toolkit(facts, stack, question):
         )
 
 
-def environment(facts, manager, python, question):
+def check_environment(facts, manager, python, question):
     # Offline machines get python3-venv from the bundle.
     if manager == "venv" and not facts.python_venv and not question["offline"]:
-        yield (
-            "venv",
-            "its python3 cannot create environments",
-            "make provision installs python3-venv",
-        )
+        cause = "its python3 cannot create environments"
+        yield "venv", cause, "make provision installs python3-venv"
     if manager == "conda" and not facts.conda and not question["conda_installer"]:
         yield (
             "installer",
@@ -273,9 +279,10 @@ def environment(facts, manager, python, question):
             "installer",
             f"offline is true, but its conda has Python {facts.conda}, not Python {python}, "
             "which the stack needs",
-            f"set conda_installer to one that has Python {python}, and on the machine: sudo rm -r "
+            f"set conda_installer to one that has Python {python}, type on the machine: sudo rm -r "
             "/opt/tandem/conda; then make bundle and make provision",
         )
+    # Role python_env runs uv as root, whose PATH has no ~/.local/bin of a user.
     if manager == "uv" and not facts.uv:
         yield (
             "uv",
@@ -284,12 +291,12 @@ def environment(facts, manager, python, question):
         )
 
 
-def held_kernel(facts, question):
+def check_held_kernel(facts, question):
     """Find a kernel that has been held for long, which gets no security fixes."""
     if facts.held_since is None:
         return
     days = int((facts.clock - facts.held_since) / 86400)
-    if days >= LONG_HELD:
+    if days >= HELD_DAYS:
         yield (
             "kernel_held",
             f"kernel {facts.kernel} and its driver have been pinned for {days} days, and get "
@@ -298,4 +305,7 @@ def held_kernel(facts, question):
         )
 
 
-CHECKS = (gpus, driver, ended_branch, gpu_errors, fitting, held_kernel)
+CHECKS = (
+    *(check_gpus, check_driver, check_branch_end),
+    *(check_gpu_errors, check_stack, check_held_kernel),
+)

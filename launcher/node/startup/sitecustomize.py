@@ -1,6 +1,6 @@
 """Lets a rank answer its guard: on a signal, faulthandler writes the stack of its main thread
-(launcher/node/stacks.py). A rank's Python runs this before its script. It may be any Python, so
-this imports next to nothing, and then runs the environment's sitecustomize in its place."""
+(launcher/node/stacks.py). A rank's Python runs this file before its script. The Python may be of
+any version, so this file imports next to nothing. Then it runs the environment's own."""
 
 import os
 import sys
@@ -16,22 +16,12 @@ def answer_signal():
         import faulthandler
 
         SELF.file = open(path, "ab", 0)  # noqa: PTH123, SIM115 (open for as long as the process)
-        # Not of all threads: walking through the frames of one that runs meanwhile is a SIGSEGV.
+        # Only the main thread: to walk the frames of a thread that runs meanwhile is a SIGSEGV.
         faulthandler.register(int(number), SELF.file, all_threads=False)
 
 
-def hide_folder():
-    """Hide this folder from the script, and from Pythons that it starts."""
-    sys.path[:] = [entry for entry in sys.path if entry != FOLDER]
-    entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(":") if entry != FOLDER]
-    if any(entries):
-        os.environ["PYTHONPATH"] = ":".join(entries)
-    else:
-        os.environ.pop("PYTHONPATH", None)
-
-
 def run_hidden_sitecustomize():
-    """Run the sitecustomize of the environment, which this one hides."""
+    """Run the sitecustomize of the environment, which this file hides."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
@@ -45,5 +35,9 @@ try:
     answer_signal()
 except Exception as error:  # a rank that cannot be asked still trains
     sys.stderr.write("tandem: this rank cannot say where it is: {}\n".format(error))
-hide_folder()
+# Hide this folder from the script, and from other Pythons that the script starts.
+sys.path[:] = [entry for entry in sys.path if entry != FOLDER]
+entries = [entry for entry in os.environ.pop("PYTHONPATH", "").split(":") if entry != FOLDER]
+if any(entries):
+    os.environ["PYTHONPATH"] = ":".join(entries)
 run_hidden_sitecustomize()

@@ -100,7 +100,7 @@ def test_facts_are_refused_or_planned_with(facts):
         known = {**known, **(own or {})}
         for finding in refused_or(preflight.findings, known, question) or ():
             preflight.text(finding)
-    network_faults.cluster(both)
+    network_faults.check_cluster(both)
     for wanted in ("auto", "cu102"):
         stack = refused_or(stacks.resolve, both, wanted, TABLE)
         refused_or(stacks.expected, both, wanted, TABLE)
@@ -295,7 +295,7 @@ def test_a_kept_stack_is_refused_or_read(text):
 @example({"ansible_host": ["192.168.56.111"]})
 def test_a_machines_variables_are_refused_or_used(variables):
     try:
-        bootstrap.machine_of("pc1", variables)
+        bootstrap.make_machine("pc1", variables)
     except UserError as error:
         assert str(error)
     hostvars = {"pc1": {**variables, "inventory_hostname": "pc1"}}

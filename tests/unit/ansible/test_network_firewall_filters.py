@@ -32,9 +32,7 @@ TABLE = "nftables table ip filter, chain INPUT"
         ({}, "ENABLED=no\n", _chains(OURS), None),
         (OFF, "", _chains(OURS, OPEN, DOCKER), None),  # Docker filters what it forwards
         ({}, "# comment\nENABLED=yes\nLOGLEVEL=low\n", "", "ufw"),
-        ({}, 'ENABLED="yes"\n', "", "ufw"),
         (RUNS, "", "", "firewalld"),
-        ({}, "", _chains(UFW), TABLE),
         ({}, "", NOTED + _chains(OURS, OPEN, DOCKER, UFW), TABLE),
     ],
 )

@@ -102,7 +102,7 @@ def test_thousands_of_names_are_counted_in_a_moment(tandem, tmp_path, capsys):
         tandem.output = lambda argv: calls.append(argv) or output(argv)
         assert tandem.main(["who"]) == 0
     said = capsys.readouterr().out
-    assert len(calls) == 1 and said.count("trains on it") == tandem.MOST_RUNS
+    assert len(calls) == 1 and said.count("trains on it") == tandem.RUNS_LISTED
     assert " more users claim to train on it.\n" in said
 
 
@@ -137,14 +137,8 @@ def sessions(monkeypatch, tandem, **changes):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (
-            {"IdleSinceHint": "1764000000000000"},
-            "anna's GNOME reports to systemd-logind when it is idle",
-        ),
-        (
-            {"IdleSinceHint": "0", "Desktop": ""},
-            "anna's session has not reported to systemd-logind yet",
-        ),
+        ({"IdleSinceHint": "1764000000000000"}, "anna's GNOME reports to systemd-logind"),
+        ({"IdleSinceHint": "0", "Desktop": ""}, "anna's session has not reported"),
         ({"Seat": ""}, "Nobody is logged in at a screen"),
     ],
 )

@@ -37,11 +37,11 @@ def files_of(made, want=REPLACE):
 def test_without_systemd_resolved_resolv_conf_says_it():
     text = "domain lab.example\nsearch lab.example b.example\nnameserver 127.0.0.53\nnameserver\n"
     resolv = f"# by dhclient\n{text}nameserver 192.168.56.1\n"
-    found = preserved_settings.present_way(facts(card_dns="", card_search="", resolv=resolv))
+    found = preserved_settings.present_settings(facts(card_dns="", card_search="", resolv=resolv))
     assert (found["dns"], found["search"]) == (["192.168.56.1"], ["lab.example", "b.example"])
     # Name servers of another card are not this one's.
     other = facts(card_dns="Link 2 (eno1):", resolv="nameserver 10.8.0.1\n")
-    assert preserved_settings.present_way(other)["dns"] == []
+    assert preserved_settings.present_settings(other)["dns"] == []
 
 
 # A resolver of the machine itself, to which DHCP says whom to ask.
@@ -80,9 +80,11 @@ def test_whom_the_machines_own_resolver_asks_is_kept(told):
     made = facts(**{**LOCAL, "resolv": "nameserver 127.0.1.1\n", **told})
     found = preserved_settings.complete(made, REPLACE)
     assert (found["dns"], found["search"]) == (["192.168.56.1", "9.9.9.9"], ["lab.example"])
-    assert preserved_settings.present_way(facts(**{**LOCAL, **told}))["search"] == ["a.example"]
+    assert preserved_settings.present_settings(facts(**{**LOCAL, **told}))["search"] == [
+        "a.example"
+    ]
     other = {**LOCAL, "resolv": "nameserver 10.8.0.1\n", **told}
-    assert preserved_settings.present_way(facts(**other))["dns"] == ["10.8.0.1"]
+    assert preserved_settings.present_settings(facts(**other))["dns"] == ["10.8.0.1"]
 
 
 def test_name_servers_that_only_dhcp_knows_are_asked_for_where_it_may_know_them():

@@ -29,9 +29,9 @@ def handed(monkeypatch, tmp_path):
 
     (tmp_path / "password").write_text("pass word \n")
     monkeypatch.setattr(bootstrap.subprocess, "run", run)
-    monkeypatch.setattr(bootstrap, "machines", lambda *_: [PC])
-    monkeypatch.setattr(bootstrap, "trust_all", lambda found, _: (found, []))
-    monkeypatch.setattr(bootstrap, "control_key", lambda: "ssh-ed25519 KEY")
+    monkeypatch.setattr(bootstrap, "list_machines", lambda *_: [PC])
+    monkeypatch.setattr(bootstrap, "trust_host_keys", lambda found, _: (found, []))
+    monkeypatch.setattr(bootstrap, "read_or_make_control_key", lambda: "ssh-ed25519 KEY")
     monkeypatch.setattr(bootstrap, "needs_no_password", lambda *_: False)
     seen["words"] = ["--login", "anna", "--password-file", str(tmp_path / "password")]
     return seen
@@ -53,14 +53,14 @@ def test_machines_of_child_groups_are_machines_of_the_cluster(tmp_path):
         "[new]\npc2 ansible_host=192.168.56.112\n[old]\npc1 ansible_user=anna ansible_port=2222\n"
         "[cluster:children]\nold\nnew\n[others]\nprinter\n",
     )
-    found = bootstrap.machines(path, "all")
+    found = bootstrap.list_machines(path, "all")
     assert [(one.name, one.address, one.port) for one in found] == [
         ("pc1", "pc1", 2222),
         ("pc2", "192.168.56.112", 22),
     ]
     assert (found[0].provisions, found[0].trains) == ("anna", "anna")
     with pytest.raises(UserError, match=r"has no hosts in group \[cluster\]"):
-        bootstrap.machines(inventory(tmp_path, "[others]\nprinter\n"), "all")
+        bootstrap.list_machines(inventory(tmp_path, "[others]\nprinter\n"), "all")
 
 
 @pytest.mark.parametrize(("words", "rule"), [([], "nopasswd"), (["--keep-sudo"], "keep")])
@@ -85,10 +85,10 @@ def test_the_play_gets_users_key_and_rule_and_no_password_on_its_command_line(ha
     ],
 )
 def test_who_trains_is_train_user_or_else_who_provisions(given, provisions, trains):
-    found = bootstrap.machine_of("pc1", given)
+    found = bootstrap.make_machine("pc1", given)
     assert (found.provisions, found.trains) == (provisions, trains)
     with pytest.raises(UserError):  # a template is no name
-        bootstrap.machine_of("pc1", {**given, "train_user": "{{ x }}"})
+        bootstrap.make_machine("pc1", {**given, "train_user": "{{ x }}"})
 
 
 def test_each_machines_password_is_asked_for_where_one_is_needed(monkeypatch):
@@ -101,7 +101,7 @@ def test_each_machines_password_is_asked_for_where_one_is_needed(monkeypatch):
         asked.append(words.removeprefix("Password of anna on "))
         return typed.get(asked[-1], "")
 
-    assert bootstrap.logins(pcs, "anna", ask) == {
+    assert bootstrap.ask_for_logins(pcs, "anna", ask) == {
         "pc1": ("anna", "one"),
         "pc2": ("anna", "two"),
         "pc3": ("a", ""),
@@ -115,7 +115,7 @@ def test_who_gets_in_already_logs_in(monkeypatch, who):
     """The rule of `login` may be gone since an earlier call made the user that provisions."""
     pc = bootstrap.Machine("pc1", "192.0.2.1", 22, "keeper", "anna")
     monkeypatch.setattr(bootstrap, "needs_no_password", lambda _, login: login == who)
-    assert bootstrap.logins([pc], "anna", ask=None) == {"pc1": (who, "")}
+    assert bootstrap.ask_for_logins([pc], "anna", ask=None) == {"pc1": (who, "")}
 
 
 def test_a_password_without_a_terminal_is_asked_for_in_a_sentence(handed, monkeypatch, capsys):
@@ -125,18 +125,18 @@ def test_a_password_without_a_terminal_is_asked_for_in_a_sentence(handed, monkey
 
 
 def test_a_name_that_is_unknown_is_not_a_machine_without_sshd(monkeypatch):
-    monkeypatch.setattr(bootstrap, "scan", lambda _: None)
+    monkeypatch.setattr(bootstrap, "scan_host_key", lambda _: None)
     typo, dots = (dataclasses.replace(PC, address=name) for name in ("pc1.invalid", "pc1..lab"))
     unknown = "does not know the host name '{0.address}'".format
     told = {typo: unknown(typo), dots: unknown(dots), PC: "apt install openssh"}
     for machine, said in told.items():
-        _, (sentence,) = bootstrap.trust_all([machine], None)
+        _, (sentence,) = bootstrap.trust_host_keys([machine], None)
         assert said in sentence and ("apt" in sentence) == (machine is PC)
 
 
 def test_a_key_that_nobody_can_compare_is_not_trusted(monkeypatch):
     key = bootstrap.HostKey("192.0.2.1 ssh-ed25519 KEY", "SHA256:x")
-    monkeypatch.setattr(bootstrap, "trusted_lines", lambda _: [])
+    monkeypatch.setattr(bootstrap, "read_known_keys", lambda _: [])
     with pytest.raises(UserError, match="use --fingerprints"):
         bootstrap.trust_host_key(PC, key, None, no_terminal)
 
@@ -144,8 +144,8 @@ def test_a_key_that_nobody_can_compare_is_not_trusted(monkeypatch):
 @pytest.mark.parametrize("before", ["", "pc0 ssh-rsa OTHER\n", "pc0 ssh-rsa OTHER"])
 def test_a_key_that_was_confirmed_is_a_line_of_its_own(monkeypatch, tmp_path, before):
     key = bootstrap.HostKey("192.0.2.1 ssh-ed25519 KEY", "SHA256:x")
-    monkeypatch.setattr(bootstrap, "trusted_lines", lambda _: [])
-    monkeypatch.setattr(bootstrap, "SSH", tmp_path)
+    monkeypatch.setattr(bootstrap, "read_known_keys", lambda _: [])
+    monkeypatch.setattr(bootstrap, "SSH_FOLDER", tmp_path)
     (tmp_path / "known_hosts").write_text(before)
     bootstrap.trust_host_key(PC, key, {PC.name: "SHA256:x"}, no_terminal)
     lines = (tmp_path / "known_hosts").read_text().splitlines()
@@ -166,6 +166,6 @@ def test_a_file_that_is_no_such_file_changes_nothing(
     path = tmp_path / "given"
     if text is not None:
         path.write_text(text)
-    monkeypatch.setattr(bootstrap, "trust_all", None)  # not reached
+    monkeypatch.setattr(bootstrap, "trust_host_keys", None)  # not reached
     assert bootstrap.main([option, str(path)]) == 2
     assert said in capsys.readouterr().err and "argv" not in handed

@@ -51,7 +51,7 @@ def test_hosts_file_is_stable_and_follows_the_inventory():
     assert "10.0.0.1\tnode1" in moved and "node2" not in moved
 
 
-@pytest.mark.parametrize("present", [[1], [2, 3], [3, 1], [1, 2, 3]])
+@pytest.mark.parametrize("present", [[1], [3, 1]])
 def test_known_hosts_stay_as_they_are_when_some_members_are_left_out(present):
     keys = [{"type": kind, "key": "K"} for kind in ("ssh-ed25519", "ssh-rsa")]
     every = {n: {"names": [f"node{n}", f"192.168.56.11{n}"], "keys": keys} for n in (1, 2, 3)}
@@ -89,11 +89,13 @@ ROGUE = f"{GOOD}\n@cert-authority * ssh-rsa AAAA"
 OTHER = key_of("ssh-rsa")
 
 
-@pytest.mark.parametrize("key", [ROGUE, f"{GOOD} node2", "AAAA", None, OTHER])
-@pytest.mark.parametrize("kind", ["ssh-ed25519", "ssh-ed25519\n*", "ssh-dss", None])
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        *(("ssh-ed25519", key) for key in (ROGUE, f"{GOOD} node2", "AAAA", None, OTHER)),
+        *((kind, GOOD) for kind in ("ssh-ed25519\n*", "ssh-dss", None)),
+    ],
+)
 def test_what_is_no_host_key_becomes_no_line(kind, key):
     with pytest.raises(PlanError):
         members.host_keys(facts(kind, key), "node1")
-    if kind != "ssh-ed25519":
-        with pytest.raises(PlanError):
-            members.host_keys(facts(kind), "node1")

@@ -39,8 +39,6 @@ REFUSALS = {
     "apt-get 2.6": {
         "stderr": "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 7 (apt)"
     },
-    "python-apt": {"msg": "Failed to lock apt for exclusive operation: Failed to lock directory "
-                   "/var/lib/apt/lists/: E:Could not get lock /var/lib/apt/lists/lock"},
     "dpkg 1.19": {"stderr": "dpkg: error: dpkg status database is locked by another process"},
     "dpkg 1.21": {
         "stderr": "dpkg: error: dpkg frontend lock was locked by another process with pid 7\n"

@@ -85,7 +85,7 @@ def test_where_all_have_an_old_python_the_older_ansible_is_chosen(tmp_path):
     screen = {"ANSIBLE_STDOUT_CALLBACK": "default", "ANSIBLE_SHOW_CUSTOM_STATS": "1"}
     code, said = reach(tmp_path, {"pc1": BIONIC, "pc2": BIONIC}, **screen)
     assert code == 2 and "goes on" not in said
-    assert f"tandem_core: '{looks.OLDER}'" in said
+    assert f"tandem_core: '{looks.OLDER_CORE}'" in said
 
 
 @pytest.mark.parametrize("made", [0, 1])
@@ -96,7 +96,7 @@ def test_the_run_begins_anew_by_the_ansible_that_was_chosen(monkeypatch, made):
     monkeypatch.setattr(screen.subprocess, "run", tool)
     monkeypatch.setattr(screen.os, "execve", lambda *argv: begun.append(argv))
     monkeypatch.setattr(screen.sys, "argv", ["/x/.venv/bin/ansible-playbook", "site.yml", "-K"])
-    screen.go_on_with("2.16")
+    screen.continue_with_core("2.16")
     program = str(ROOT / ".venv-core2.16/bin/ansible-playbook")
     assert [argv[1] for argv in begun] == [[program, "site.yml", "-K"]] * (1 - made)
 

@@ -11,24 +11,18 @@ from tests.unit.ansible.provision_machines import RELEASES, ROOT, TABLE, machine
 
 # PCI device numbers (pci.ids) of common cards.
 CARDS = {
-    "GTX 750 Ti": ("1380", "Maxwell", 50),
     "GTX 970": ("13c2", "Maxwell", 52),
-    "Titan X Maxwell": ("17c2", "Maxwell", 52),
     "P100": ("15f8", "Pascal", 60),
     "GTX 1080 Ti": ("1b06", "Pascal", 61),
-    "GTX 1060": ("1c03", "Pascal", 61),
     "V100": ("1db4", "Volta", 70),
     "RTX 2080 Ti": ("1e07", "Turing", 75),
-    "RTX 2070": ("1f02", "Turing", 75),
-    "GTX 1660 Ti": ("2182", "Turing", 75),
     "A100": ("20b0", "Ampere", 80),
     "RTX 3090": ("2204", "Ampere", 86),
-    "RTX 3060": ("2503", "Ampere", 86),
     "RTX 4090": ("2684", "Ada", 89),
     "H100": ("2330", "Hopper", 90),
     "RTX 5090": ("2b85", "Blackwell", 120),
 }
-AUTO = dict.fromkeys((50, 52, 60, 61, 70, 75), "cu102")
+AUTO = dict.fromkeys((52, 60, 61, 70, 75), "cu102")
 
 
 PREFLIGHT = yaml.safe_load((ROOT / "ansible/roles/preflight/vars/main.yml").read_text())
@@ -59,7 +53,7 @@ def test_no_gpu_means_cpu_and_a_machine_without_has_no_part_in_the_choice():
     assert chosen["reason"].endswith("no NVIDIA GPU in node2")
 
 
-@pytest.mark.parametrize("device", ["128b", "104d", "1086", "1201", "0a65", "1024"])
+@pytest.mark.parametrize("device", ["128b", "1086"])
 def test_a_card_that_no_stack_has_code_for_takes_no_part(device):
     drawing = machine(cards=[device])
     beside, office = machine(cards=[device, "2204"]), machine(cards=[device], host="node2")
@@ -106,7 +100,7 @@ def test_what_auto_decided_is_kept_whoever_is_on_and_whatever_comes():
     assert stacks.resolve([ampere], "cu132", TABLE, [], kept)["name"] == "cu132"
 
 
-@pytest.mark.parametrize("text", ["", "stack:", "cu126", "[stack]", "stack: {", "stack: 126\n"])
+@pytest.mark.parametrize("text", ["", "stack:", "cu126", "stack: {", "stack: 126\n"])
 def test_a_kept_file_that_says_no_stack_is_refused(text):
     found = stacks.read_decision("# a comment\nstack: cu126\n", "x")
     assert found == {"stack": "cu126", "path": "x"}
@@ -166,8 +160,6 @@ def test_auto_prefers_a_stack_that_the_installed_driver_runs(driver, stack):
     [
         ("debian12", "cpu", "auto", ("venv", "3.11")),
         ("ubuntu2204", "cpu", "auto", ("conda", "3.11")),
-        ("debian11", "cu102", "auto", ("venv", "3.9")),
-        ("debian12", "cu102", "auto", ("conda", "3.10")),
         ("ubuntu2204", "cu102", "auto", ("venv", "3.10")),
         ("debian12", "cpu", "uv", ("uv", "3.11")),
     ],

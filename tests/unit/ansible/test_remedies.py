@@ -174,5 +174,5 @@ def test_what_removes_a_driver_leaves_what_containers_need():
     there = ("nvidia-driver-535", "nvidia-container-toolkit", "libnvidia-container1", "gcc")
     facts = reading.known(machine(packages=dict.fromkeys(there, "1")))
     kept = "libnvidia-container1+ nvidia-container-toolkit+"
-    assert driver.removal(facts, "package") == f"sudo apt-get purge '*nvidia*' {kept}"
-    assert driver.removal(facts, "runfile") == "sudo nvidia-uninstall"
+    assert driver.removal_command(facts, "package") == f"sudo apt-get purge '*nvidia*' {kept}"
+    assert driver.removal_command(facts, "runfile") == "sudo nvidia-uninstall"

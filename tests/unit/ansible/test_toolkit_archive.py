@@ -123,7 +123,7 @@ def test_a_full_disk_is_not_called_a_broken_package(tmp_path, monkeypatch):
     run = subprocess.run
     monkeypatch.setattr(archive.subprocess, "run", lambda _, **options: run(argv, **options))
     with pytest.raises(OSError, match="No space left on device"):
-        archive.data_of("x.deb", str(tmp_path / "x.tar"))
+        archive.extract_tar("x.deb", str(tmp_path / "x.tar"))
 
 
 def present(toolkit, src, sha256=None, check_mode=False):
@@ -153,7 +153,7 @@ def test_present_is_what_its_record_says_and_the_disk_has(toolkit, tmp_path):
     assert present(toolkit, other)
 
 
-@pytest.mark.parametrize("moved", [0, 1, 2])
+@pytest.mark.parametrize("moved", [0, 2])
 def test_a_kill_in_the_middle_is_finished_by_the_next_run_or_taken_out(
     toolkit, tmp_path, monkeypatch, moved
 ):

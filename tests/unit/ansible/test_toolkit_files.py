@@ -48,7 +48,7 @@ def test_looking_gathers_nothing(tmp_path, file, capsys):
 def test_the_bundle_and_the_roles_mean_the_same_folder(tmp_path):
     """What `make bundle` gathered is complete for the roles: same files, same folder."""
     row = dict(TABLE["rows"]["cu102"], name="cu102")
-    made = toolkit._toolkit(row, TABLE)
+    made = toolkit._plan_toolkit(row, TABLE)
     parts = [vars(part) for part in made.parts]
     mine = toolkit_files.order(made.bundle, parts, tmp_path)
     wanted = {"toolkit": "true", "apex": "auto", "driver_version": "auto"}

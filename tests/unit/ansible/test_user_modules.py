@@ -61,11 +61,11 @@ def test_root_goes_as_far_as_it_alone_decides(tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to("disk/../disk")
     (theirs / "data").symlink_to("/etc")
     monkeypatch.setattr(users, "is_roots_alone", lambda folder: folder != str(theirs))
-    assert users.as_far_as_root(f"{tmp_path}/link/anna/data/x") == (str(theirs), "data/x")
-    assert users.as_far_as_root(f"{tmp_path}/link/new/x") == (f"{tmp_path}/disk", "new/x")
+    assert users.split_at_root(f"{tmp_path}/link/anna/data/x") == (str(theirs), "data/x")
+    assert users.split_at_root(f"{tmp_path}/link/new/x") == (f"{tmp_path}/disk", "new/x")
     (tmp_path / "round").symlink_to("round")
     with pytest.raises(OSError, match="too many levels"):
-        users.as_far_as_root(f"{tmp_path}/round")
+        users.split_at_root(f"{tmp_path}/round")
 
 
 def test_a_folder_or_a_link_is_made_once_and_nothing_else_goes(tmp_path):
@@ -75,6 +75,6 @@ def test_a_folder_or_a_link_is_made_once_and_nothing_else_goes(tmp_path):
     (tmp_path / "new/data/file").touch()
     assert not user_path.remove(path, None, False)
     link = tmp_path / "link"
-    made = [user_path.link(str(link), source, False) for source in ("a", "a", "b")]
+    made = [user_path.make_link(str(link), source, False) for source in ("a", "a", "b")]
     assert made == [True, False, True] and str(link.readlink()) == "b"
     assert user_path.remove(str(link), None, False) and not link.is_symlink()

@@ -81,8 +81,6 @@ def labels(monkeypatch):
     ("exact", "ef255", "ef15", "chosen"),
     [
         (100, 200, 300, "ef:15"),
-        (100, 290, 300, "ef:255"),  # within 5 % of the fastest, and more exact
-        (100, 50, 104, "allreduce"),
         (100, 50, 90, "allreduce"),
     ],
 )

@@ -38,7 +38,7 @@ def write(root, *names):
 def test_each_file_is_an_image_or_is_counted(tmp_path, names, images, unread):
     read = read_split(write(tmp_path, *USUAL, *names), "train")
     assert sum(map(len, read.images.values())) == 2 + images
-    assert read.unread == unread
+    assert read.skipped == unread
     assert read.note("train") == "; ".join(
         ["not read in train: " + ", ".join(f"{count} {kind}" for kind, count in
          sorted(unread.items(), key=lambda one: (-one[1], one[0])))] * bool(unread)

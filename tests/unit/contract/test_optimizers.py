@@ -47,7 +47,7 @@ def test_a_plan_is_asked_for_with_the_optimizer_of_the_run(monkeypatch):
         asked.extend(words)
         return subprocess.CompletedProcess([], 0, "", "")
 
-    monkeypatch.setattr(measure, "report", report)
+    monkeypatch.setattr(measure, "run_report_plan", report)
     assert cli.main(["plan", "--model", "resnet50", "--", "--optimizer", "adamw"]) == 0
     assert asked[asked.index("--optimizer") + 1] == "adamw"
 

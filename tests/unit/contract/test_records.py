@@ -114,7 +114,8 @@ def trained(made):
 def resumes(made):
     path = made.folder / "nodes/node1/rank0.1.steps.jsonl"
     (line,) = attempts.lines_of(path, run_files.Start)
-    said = {"resumed_samples": line.resumed_samples == 0, "file": Attempts.saved(made.folder)}
+    has_checkpoint = Attempts.has_checkpoint(made.folder)
+    said = {"resumed_samples": line.resumed_samples == 0, "file": has_checkpoint}
     return {name for name, fits in said.items() if not fits}
 
 
@@ -175,7 +176,7 @@ def attempted(made):
 
 def tasks(made):
     one = plan_written(made)
-    written = json.loads(json.dumps(guards.task(one, one.nodes[0])))
+    written = json.loads(json.dumps(guards.make_task(one, one.nodes[0])))
     known = set(FIELDS) - {
         "beat",
         "fail_grace",
@@ -219,7 +220,7 @@ def test_what_this_machine_may_not_have_keeps_it_too(monkeypatch):
     monkeypatch.setattr("launcher.node.sockets.connections", lambda: next(connections))
     sampler = records.Sampler(interface="lo", data="/")
     line = [sampler.sample() for _ in range(2)][1]
-    line["gpus"] = [counters.gpu_sample("0, 50, 1024, 60, 100.5, 1500", 1.0)]
+    line["gpus"] = [counters.parse_gpu_sample("0, 50, 1024, 60, 100.5, 1500", 1.0)]
     assert run_directory.machine_line({"kind": "sample", **line}, "a line") == []
     assert {"disks", "data_disk", "mounts"} <= line.keys() and "192.0.2.1" in line["card"]["peers"]
 

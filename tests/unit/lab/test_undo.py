@@ -45,7 +45,6 @@ def test_an_exception_arrives_after_the_undoing(undone):
 @pytest.mark.parametrize(
     ("kill", "number"),
     [
-        (os.kill, signal.SIGKILL),
         (os.kill, signal.SIGTERM),
         (os.killpg, signal.SIGKILL),  # as kill -9 -GROUP, which takes the shell's whole job
     ],

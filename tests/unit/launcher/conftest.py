@@ -84,7 +84,7 @@ def machines(monkeypatch):
     monkeypatch.setattr(engine, "open_all", open_all)
     monkeypatch.setattr(engine, "close_all", lambda _nodes: None)
     monkeypatch.setattr(look, "ask_all", ask_all)
-    monkeypatch.setattr(look, "unreachable_pairs", lambda *_: {})
+    monkeypatch.setattr(look, "find_unreachable_peers", lambda *_: {})
     monkeypatch.setattr(remote, "ask", ask)
     return those
 

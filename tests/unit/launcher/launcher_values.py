@@ -11,9 +11,9 @@ from boundary.answers import NodeFacts
 from boundary.schema import convert
 from contract.options import Config
 from launcher import judge
-from launcher.look import Control, OpenMachines
+from launcher.look import ControlFacts, OpenMachines
 from launcher.machines.engine import Host
-from launcher.options import config_of, document
+from launcher.options import document, make_config
 from launcher.plan import plan as making
 from launcher.plan.code import Code
 from launcher.problems import Refused
@@ -83,7 +83,7 @@ def problems(hosts, found, asked=None, control=None):
     """What is wrong with these machines, of whose answers and control node all else is well."""
     machines = OpenMachines(hosts, {}, {one.host: one for one in found})
     asked = asked or needs(model="resnet18")
-    return judge.problems(machines, asked, control or Control(1 << 40))
+    return judge.problems(machines, asked, control or ControlFacts(1 << 40))
 
 
 def needs(config=None, decided=None, **options):
@@ -125,7 +125,7 @@ def build(hosts, found, options=None, settings=None, **details):
 
 def planned(**options):
     """What RESUME reads of plan.json."""
-    return {"options": document(config_of(options))}
+    return {"options": document(make_config(options))}
 
 
 def sent_to_trainer(node):

@@ -7,7 +7,7 @@ import pytest
 from contract.errors import STOPPED, UNWRITTEN, UserError
 from contract.options import Config
 from launcher import cli, folders
-from launcher.lifecycle import Limits, decide
+from launcher.lifecycle import Limits, decide_restart
 from launcher.machines import inventory
 from launcher.watch import attempts
 from launcher.watch.attempts import Outcome, exit_code
@@ -22,26 +22,28 @@ def ended(status="failed", **cause):
 
 @pytest.mark.parametrize("has_exit_codes", [True, False])
 def test_a_failed_run_uses_up_what_was_allowed(has_exit_codes):
-    limits, reason = decide(ended(signal="SIGKILL", has_exit_codes=has_exit_codes), Limits(1))
+    limits, reason = decide_restart(
+        ended(signal="SIGKILL", has_exit_codes=has_exit_codes), Limits(1)
+    )
     assert (limits.restarts, reason) == (0, "node3, rank 2 failed: SIGKILL")
-    assert decide(ended(signal="SIGKILL", has_exit_codes=has_exit_codes), limits) is None
+    assert decide_restart(ended(signal="SIGKILL", has_exit_codes=has_exit_codes), limits) is None
 
 
 @pytest.mark.parametrize(
     "outcome", [ended("finished"), ended("stopped"), ended(exit_code=2), ended(exit_code=77)]
 )
 def test_no_second_attempt_when_it_could_not_help(outcome):
-    assert decide(outcome, Limits(5)) is None
+    assert decide_restart(outcome, Limits(5)) is None
 
 
 def test_a_full_disk_is_one_machine_s_trouble_not_bad_input():
     said = "trainer: /x/node3: the checkpoint could not be written: No space left on device."
-    assert decide(ended(exit_code=2, last_lines=(said,)), Limits(1))[0].restarts == 0
+    assert decide_restart(ended(exit_code=2, last_lines=(said,)), Limits(1))[0].restarts == 0
 
 
 def test_out_of_memory_halves_the_micro_batch_without_using_up_restarts():
-    limits, _ = decide(ended(exit_code=76), Limits(0))
-    limits, _ = decide(ended(exit_code=76), limits)
+    limits, _ = decide_restart(ended(exit_code=76), Limits(0))
+    limits, _ = decide_restart(ended(exit_code=76), limits)
     assert limits.environment() == {"TANDEM_MICRO_BATCH_DIVISOR": "4"}
 
 
@@ -65,7 +67,7 @@ def test_a_run_whose_first_files_cannot_be_written_does_not_begin(monkeypatch):
     nowhere = Path("/proc/self")  # where not even root can create files
     monkeypatch.setattr(folders, "RUNS", nowhere)
     for begin, where in (
-        (folders.begin, (nowhere, "r")),
+        (folders.make_folder, (nowhere, "r")),
         (folders.lock, (nowhere / "r",)),
         (folders.point_latest, (nowhere / "r",)),
     ):
@@ -93,4 +95,4 @@ def test_a_checkpoint_from_which_a_script_makes_no_step_is_not_taken_again(tmp_p
         stepped = cause.pop("stepped", False) or number < 3
         steps.write_text('{"kind": "start"}\n' + stepped * '{"kind": "step"}\n')
         kept.end(ended(**cause))
-    assert attempts.Attempts(tmp_path).unfit(tmp_path) == unfit
+    assert attempts.Attempts(tmp_path).find_unusable_checkpoints(tmp_path) == unfit

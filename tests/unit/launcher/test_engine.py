@@ -29,7 +29,7 @@ def test_an_engine_is_one_new_file_and_its_name(tmp_path, monkeypatch):
     (tmp_path / "wrapped.py").write_text(WRAPPED)
     monkeypatch.setattr(machines, "__path__", [*machines.__path__, str(tmp_path)])
     monkeypatch.delitem(sys.modules, "launcher.machines.wrapped", raising=False)
-    monkeypatch.setattr(engine, "NAMES", (*engine.NAMES, "wrapped"))
+    monkeypatch.setattr(engine, "ENGINE_NAMES", (*engine.ENGINE_NAMES, "wrapped"))
     listed = document(node1={"ansible_host": "127.0.8.1", "ansible_connection": "wrapped"})
     (one,) = inventory.parse(listed, tmp_path / "inventory.ini")
     assert one.engine.repair_hint == "make its image anew"
@@ -57,11 +57,11 @@ def test_three_hundred_machines_fit_where_a_shell_allows_few_open_files(monkeypa
     allowed = []
     monkeypatch.setattr(engine.resource, "setrlimit", lambda _, limits: allowed.append(limits))
     monkeypatch.setattr(engine.resource, "getrlimit", lambda _: (256, 4096))
-    engine.make_room(300)
+    engine.raise_file_limit(300)
     assert allowed == [(2528, 4096)]
     monkeypatch.setattr(engine.resource, "getrlimit", lambda _: (256, 512))
     with pytest.raises(UserError, match="300 machines need about 2528 open files, but"):
-        engine.make_room(300)
+        engine.raise_file_limit(300)
 
 
 class Dripping:

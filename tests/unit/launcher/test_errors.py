@@ -118,7 +118,6 @@ HANDLED, DONE = [(0.0, PLAIN)], [(1.0, "done\n")]
     [
         # It was handled if the rank went on and ended with 0; else perhaps not.
         (DONE, HANDLED, False, None, None),
-        ("", HANDLED + DONE, False, None, None),
         (DONE, HANDLED, True, BROKEN, "done"),
         ("", [*HANDLED, (1.0, "x\n" * 99)], True, BROKEN, "x"),
         ("", [(0.0, MARKED), (1.0, "x\n" * 99)], True, BROKEN, None),

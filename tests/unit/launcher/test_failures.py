@@ -7,7 +7,7 @@ import pytest
 
 from contract.errors import DIVERGED
 from launcher.watch import failures
-from launcher.watch.failures import Failure, first_of
+from launcher.watch.failures import Failure, find_first_cause
 
 PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [192.0.2.3]:4711"
 
@@ -40,7 +40,7 @@ SAID = "trainer: the loss has been NaN since epoch 4, step 37: the run ends."
 )
 def test_which_failure_explains_the_others(cause, others):
     cause = replace(cause, order=len(others))
-    assert first_of([*others, cause]) is cause
+    assert find_first_cause([*others, cause]) is cause
 
 
 def test_a_failure_is_judged_once_and_by_the_beginning_of_its_lines(monkeypatch):
@@ -51,9 +51,9 @@ def test_a_failure_is_judged_once_and_by_the_beginning_of_its_lines(monkeypatch)
     monkeypatch.setattr(failures, "NCCL_PEER_LOST", pattern)
     told = [failure(rank=rank, exit_code=1, last_lines=("x" * 4096,) * 20) for rank in (0, 1)]
     for _ in range(3):
-        assert first_of(told).rank == 0
+        assert find_first_cause(told).rank == 0
     assert len(searched) == 3 * len(told)  # twice by the one pattern, once by the other
-    assert max(searched) < 20 * (failures.JUDGED + 1)
+    assert max(searched) < 20 * (failures.SEARCHED_CHARACTERS + 1)
 
 
 # Words of torch and NCCL as they stand in their sources and in reports of users; never seen here.
@@ -82,15 +82,16 @@ REMOTE_OF_2 = (
 )
 
 
-@pytest.mark.parametrize("lines", [WATCHDOG_OF_1_12, REMOTE_OF_2])
-@pytest.mark.parametrize("end", [{"signal": "SIGABRT"}, {"exit_code": 1}])
+@pytest.mark.parametrize(
+    ("lines", "end"), [(WATCHDOG_OF_1_12, {"signal": "SIGABRT"}), (REMOTE_OF_2, {"exit_code": 1})]
+)
 def test_whom_nccl_s_watchdog_ends_is_a_victim(lines, end):
     """They may report before the rank that ran out of memory, whose code decides what comes."""
     victim = failure("node1", order=0, rank=0, last_lines=lines, **end)
     cause = failure("node2", order=1, rank=1, exit_code=76, last_lines=(*lines[:1], "trainer: x"))
     assert victim.peer_lost
     assert not cause.peer_lost
-    assert first_of([victim, cause]) is cause
+    assert find_first_cause([victim, cause]) is cause
 
 
 def test_an_own_error_before_nccl_s_abort_is_no_lost_peer():

@@ -57,38 +57,38 @@ DISKSTATS_2 = """\
 
 
 def test_network_counters():
-    assert counters.network(NET_DEV, NET_SNMP, "eth0") == {
+    assert counters.parse_interface(NET_DEV, NET_SNMP, "eth0") == {
         "rx_bytes": 4017486868,
         "tx_bytes": 4697720,
         "rx_dropped": 7,
         "tx_dropped": 3,
         "tcp_retransmits": 41,
     }
-    assert counters.network(NET_DEV, NET_SNMP, "wlp3s0f0u1")["tx_bytes"] == 34
-    assert counters.network(NET_DEV, NET_SNMP, "eth") is None
+    assert counters.parse_interface(NET_DEV, NET_SNMP, "wlp3s0f0u1")["tx_bytes"] == 34
+    assert counters.parse_interface(NET_DEV, NET_SNMP, "eth") is None
 
 
 def test_the_interface_of_the_default_route():
-    assert counters.default_interface(ROUTE, ROUTE6) == "eno1"
-    assert counters.default_interface("", ROUTE6) == "eno2"
-    assert counters.default_interface("Iface\n", "") == ""
+    assert counters.find_default_interface(ROUTE, ROUTE6) == "eno1"
+    assert counters.find_default_interface("", ROUTE6) == "eno2"
+    assert counters.find_default_interface("Iface\n", "") == ""
 
 
 def test_bytes_read_from_shares():
-    assert counters.shares(MOUNTS) == {
+    assert counters.parse_shares(MOUNTS) == {
         "/srv/tandem/my data": ("192.168.56.111:/srv/tandem/data", "nfs4"),
         "/mnt/images": ("//NAS/Images", "cifs"),
     }
-    assert counters.nfs_read_bytes(MOUNTSTATS) == {"/srv/tandem/my data": 52428800}
-    assert counters.cifs_read_bytes(CIFS_NEW) == {"//nas/images": 41943040}
-    assert counters.cifs_read_bytes(CIFS_OLD) == {"//nas/images": 4096}
+    assert counters.parse_nfs_reads(MOUNTSTATS) == {"/srv/tandem/my data": 52428800}
+    assert counters.parse_cifs_reads(CIFS_NEW) == {"//nas/images": 41943040}
+    assert counters.parse_cifs_reads(CIFS_OLD) == {"//nas/images": 4096}
     assert counters.share_name("//NAS/Images/train/2012") == "//nas/images"
 
 
 def test_disk_rates_are_those_of_iostat():
-    old, new = counters.disks(DISKSTATS_1), counters.disks(DISKSTATS_2)
+    old, new = counters.parse_disks(DISKSTATS_1), counters.parse_disks(DISKSTATS_2)
     assert set(old) == {"nvme0n1"}
-    rates = counters.disk_rates(old["nvme0n1"], new["nvme0n1"], 2.0)
+    rates = counters.compute_disk_rates(old["nvme0n1"], new["nvme0n1"], 2.0)
     assert rates == {
         "r/s": 100.0,
         "w/s": 0.0,
@@ -124,13 +124,13 @@ full avg10=0.00 avg60=0.00 avg300=0.00 total=7
 def test_processors_memory_swap_and_pressure(monkeypatch):
     monkeypatch.setattr(counters, "TICK", 0.01)
     monkeypatch.setattr(counters, "PAGE", 4096)
-    assert counters.processors(STAT) == {
+    assert counters.parse_processors(STAT) == {
         "cores": 2,
         "cpu_busy": 3263.76,
         "cpu_iowait": 468.28,
         "cpu_steal": 4.0,
     }
-    assert counters.memory(MEMINFO, VMSTAT) == {
+    assert counters.parse_memory(MEMINFO, VMSTAT) == {
         "memory_total": 375212 * 1024,
         "memory_available": 11204 * 1024,
         "swap_total": 524284 * 1024,
@@ -138,14 +138,13 @@ def test_processors_memory_swap_and_pressure(monkeypatch):
         "swapped_in": 51234 * 4096,
         "swapped_out": 98120 * 4096,
     }
-    assert counters.memory(MEMINFO, "")["swapped_in"] == 0  # a kernel without swap
-    assert counters.pressure(PRESSURE) == 249.511522
-    assert counters.pressure("") is None
-    assert counters.schedule("208381000000 124015000 2\n") == (208.381, 0.124015)
+    assert counters.parse_memory(MEMINFO, "")["swapped_in"] == 0  # a kernel without swap
+    assert counters.parse_pressure(PRESSURE) == 249.511522
+    assert counters.parse_pressure("") is None
 
 
 def test_gpu_lines():
-    line = counters.gpu_sample("1, 97, 10842, 74, 249.81, 1905", 5.5)
+    line = counters.parse_gpu_sample("1, 97, 10842, 74, 249.81, 1905", 5.5)
     assert line == {
         "mono": 5.5,
         "index": 1,
@@ -155,5 +154,5 @@ def test_gpu_lines():
         "power": 249.81,
         "clock_sm": 1905.0,
     }
-    assert counters.gpu_sample("0, 3, 5, 40, [N/A], [Not Supported]", 1.0)["power"] is None
-    assert counters.gpu_sample("Unable to determine the device handle", 1.0) is None
+    assert counters.parse_gpu_sample("0, 3, 5, 40, [N/A], [Not Supported]", 1.0)["power"] is None
+    assert counters.parse_gpu_sample("Unable to determine the device handle", 1.0) is None

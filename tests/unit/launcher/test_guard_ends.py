@@ -121,13 +121,13 @@ def test_without_its_control_side_everything_ends_at_once(guards, tmp_path, mark
 
 def test_a_guard_that_slept_does_not_believe_renewals_that_waited(guards, tmp_path, mark):
     guard = guards()
-    guard.start(tmp_path, workers(DEAF), env=environment(mark), lease=1.5)
+    guard.start(tmp_path, workers(DEAF), env=environment(mark), lease=1.0)
     guard.wait_for_output(b"ready")
     pid = guard.wait_for("hello")["pid"]
     os.kill(pid, signal.SIGSTOP)
     for _ in range(4):
         guard.send(type="lease")
-        time.sleep(0.5)
+        time.sleep(0.35)
     os.kill(pid, signal.SIGCONT)
     assert guard.wait_for("exit")["reason"] == "lease"  # though it is renewed from here on
     assert wait_until_gone(mark, 0) == []

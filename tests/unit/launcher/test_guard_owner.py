@@ -24,7 +24,6 @@ GNOME = {"Seat": "seat0", "Class": "user", "Active": "yes", "IdleHint": "no", "L
         ({"LockedHint": None}, True),  # an old logind
         ({"Active": "no"}, False),  # another user's desktop is in front
         ({"Class": "greeter"}, False),
-        ({"Class": "user-early"}, True),
         ({"Seat": ""}, False),  # by ssh
     ],
 )
@@ -52,7 +51,7 @@ def test_all_sessions_are_asked_at_once():
 
 
 def test_a_command_that_is_missing_or_hangs_says_nothing(monkeypatch):
-    monkeypatch.setattr(owner, "PATIENCE", 0.2)
+    monkeypatch.setattr(owner, "COMMAND_SECONDS", 0.2)
     assert owner.output(["tandem-no-such-command"]) == ""
     assert owner.output(["sleep", "60"]) == ""
 

@@ -66,7 +66,7 @@ def test_nothing_is_lost_when_the_reader_is_slow(guards, tmp_path):
     script = f"import os\nfor i in range({size >> 20}): os.write(1, bytes([i]) * (1 << 20))"
     guard.start(tmp_path, workers(script))
     guard.wait_for("hello")
-    limit = time.monotonic() + 1
+    limit = time.monotonic() + 0.5
     while time.monotonic() < limit:  # nobody reads
         assert resident(guard.frames[0]["pid"]) < 40 << 20
         time.sleep(0.1)
@@ -131,7 +131,6 @@ def test_the_environment_is_the_task_s_and_no_other(guards, tmp_path, monkeypatc
     ("task", "message"),
     [
         ({"argv": ["/opt/no/python"]}, "/opt/no/python: No such file or directory"),
-        ({"argv": ["true"], "cwd": "/no/folder"}, "/no/folder: No such file or directory"),
         ({}, "the task for the guard lacks argv"),
     ],
 )
@@ -169,10 +168,10 @@ def test_ranks_that_meet_no_other_are_named_after_a_while(guards, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as store:
         port = store.getsockname()[1]
         guard = guards()
-        options = {"env": {"PORT": str(port)}, **AT_HOME, "meet_within": 2.0, "beat": 0.1}
+        options = {"env": {"PORT": str(port)}, **AT_HOME, "meet_within": 1.0, "beat": 0.1}
         guard.start(tmp_path, workers(MEETS, 2), ranks=[0, 1], **options)
         told = guard.wait_for("trouble", what="group")["message"]
-    assert told.startswith("rank 1 connected to no other rank within 2 s")
+    assert told.startswith("rank 1 connected to no other rank within 1 s")
 
 
 RECEIVES = """
@@ -210,8 +209,8 @@ def test_ranks_that_all_return_0_and_met_no_other_have_not_finished(
     guards, tmp_path, meets, reason
 ):
     """One that has met the others once may leave the group and work on by itself."""
-    source = MEETS.replace('"0"', repr(meets)).replace("time.sleep(600)", "time.sleep(0.8)\n")
-    source = source.replace('print("ready"', 'time.sleep(2); held = None; print("ready"')
+    source = MEETS.replace('"0"', repr(meets)).replace("time.sleep(600)", "time.sleep(0.6)\n")
+    source = source.replace('print("ready"', 'time.sleep(0.8); held = None; print("ready"')
     with socket.create_server(("127.0.0.1", 0)) as store:
         port = store.getsockname()[1]
         guard = guards()
@@ -226,10 +225,8 @@ def test_ranks_that_all_return_0_and_met_no_other_have_not_finished(
 
 def test_a_short_run_whose_ranks_met_no_other_ends_with_a_warning(guards, tmp_path):
     guard = guards()
-    guard.start(
-        tmp_path, workers("import time; time.sleep(1)"), **AT_HOME, meet_within=6.0, beat=0.1
-    )
-    assert guard.wait_for("trouble", what="group")["message"].startswith(
-        "rank 0 connected to no other rank"
-    )
+    script = "import time; time.sleep(0.6)"
+    guard.start(tmp_path, workers(script), **AT_HOME, meet_within=3.0, beat=0.1)
+    told = guard.wait_for("trouble", what="group")["message"]
+    assert told.startswith("rank 0 connected to no other rank")
     assert guard.wait_for("exit")["reason"] == "finished"

@@ -168,9 +168,7 @@ HOURS = r"([0-2][0-9]:[0-5][0-9]-[0-2][0-9]:[0-5][0-9]|sun|mon)(,[0-9]:30-[0-9]:
         ({"ansible_host": "no such name"}, "node1: ssh rejects 'no such name': .*ansible_host"),
         ({"ansible_host": "-oProxyCommand=x"}, "node1: ssh rejects .*ansible_host"),
         ({"ansible_port": 65536}, "ansible_port in .* is '65536', not a whole number from 1 to"),
-        ({"gpus": -1}, "gpus in .* is '-1', not a whole number from 0 to 64"),
         ({"gpus": "9" * 5000}, "gpus in .* is '9{40}', not"),
-        ({"ansible_host": "x" * 70}, "there is no host 'x{70}'"),
         ({"node_dir": "a\0b"}, "node_dir in .* has an unprintable character"),
         ({"run_env": {"A=B": "x"}}, "has 'A=B': a variable's name has only letters"),
         ({"run_env": {"A": "x\0"}}, "its value has no NUL"),
@@ -217,7 +215,7 @@ def test_odd_variables_are_a_host_or_a_sentence(name, variables):
 @given(st.from_regex(HOURS, fullmatch=True) | st.text("0123456789:-,satun ", max_size=30))
 def test_any_hours_lie_in_a_week_or_are_refused(text):
     try:
-        found = owned.hours(text)
+        found = owned.read_hours(text)
     except ValueError as error:
         assert str(error).isprintable()
         return

@@ -43,8 +43,8 @@ def cluster(tmp_path, monkeypatch, local_hosts):
     """cluster(script) makes two machines, at two addresses of this one; it returns their number of
     times that they were taken."""
     monkeypatch.setattr(folders, "RUNS", tmp_path / "runs")
-    monkeypatch.setattr("launcher.measure.STREAM", {"seconds": 0.3, "settle": 0.0})
-    monkeypatch.setattr(measure, "report", report)
+    monkeypatch.setattr("launcher.measure.STREAM", {"seconds": 0.1, "settle": 0.0})
+    monkeypatch.setattr(measure, "run_report_plan", report)
     taken = []
 
     def make(script):
@@ -143,12 +143,12 @@ def test_what_fails_on_a_machine_is_said_and_nothing_is_predicted(cluster, capsy
 
 def test_a_link_that_cannot_be_measured_is_said(cluster, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("launcher.measure.PATIENCE", 0.5)
-    real = measure.turns
+    real = measure.make_rounds
 
     def nobody_begins(names, name):
         return [{**turn, "first": False} for turn in real(names, name)]
 
-    monkeypatch.setattr("launcher.measure.turns", nobody_begins)
+    monkeypatch.setattr("launcher.measure.make_rounds", nobody_begins)
     cluster("")
     assert plan() == 2
     (told,) = capsys.readouterr().err.splitlines()
@@ -169,7 +169,7 @@ def test_a_machine_that_another_run_took_first_is_waited_for_if_asked(
     monkeypatch.setattr(errand, "watch_guards", lambda *_: outcomes.pop(0))
     monkeypatch.setattr("launcher.participants.time.sleep", lambda _: None)
     assert plan("--measure") == 2
-    assert "anna@desk: run r: wait for it (QUEUE=1)" in capsys.readouterr().err
+    assert "anna@desk: run r: wait with QUEUE=1" in capsys.readouterr().err
     assert len(taken) == 1
     assert plan("--queue", "--measure") == 2
     said = capsys.readouterr()

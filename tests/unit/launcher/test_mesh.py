@@ -30,7 +30,7 @@ def test_a_machine_that_does_not_listen_where_it_should_is_named(monkeypatch):
             return LocalProcess([*argv[:-1], argv[-1].replace("47202, [", "47299, [")])
 
     three.nodes["node2"] = Deaf(three.hosts[1])
-    found = [*judge.unreachable_pairs(three, look.unreachable_pairs(three))]
+    found = [*judge.name_unreachable_pairs(three, look.find_unreachable_peers(three))]
     assert codes(found) == ["no-way"] * 2
     assert [one.message.split(" on TCP")[0] for one in found] == [
         "node1 cannot connect to node2 (127.0.7.2)",
@@ -47,12 +47,12 @@ def test_two_launchers_may_look_in_the_same_second(port, same_user):
         other_launcher.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, same_user)
         other_launcher.bind(("127.0.7.1", port + 1))
         other_launcher.listen(8)
-        assert not any(look.unreachable_pairs(machines(3, port=port)).values())
+        assert not any(look.find_unreachable_peers(machines(3, port=port)).values())
 
 
 def test_machines_at_one_address_have_nothing_between_them():
     local = [host(n, connection="local", address="127.0.0.1") for n in (1, 2)]
-    assert look.unreachable_pairs(OpenMachines(local, {}, {})) == {}
+    assert look.find_unreachable_peers(OpenMachines(local, {}, {})) == {}
 
 
 def test_many_machines_are_tried_in_part_and_all_take_part():

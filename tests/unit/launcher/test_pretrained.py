@@ -60,7 +60,7 @@ class Server(http.server.BaseHTTPRequestHandler):
 def store(monkeypatch, tmp_path):
     """fetch(file of torchvision's, or none for timm's), from a server of this machine."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
     Server.asked.clear()
     Server.promised = SHA256

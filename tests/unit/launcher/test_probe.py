@@ -84,13 +84,16 @@ USUAL = ("train/ant/0.png", "train/cat/0.png", "val/ant/0.png")
 
 
 DATA_SETS = {
-    "suffixes": (*USUAL, "train/cat/1.gif", "val/ant/1.GIF"),
-    "sub-folders": (*USUAL, "train/ant/deep/er/1.JPEG"),
-    "dot-folders": (*USUAL, "train/.cache/ant/1.png"),
+    "suffixes": (*USUAL, "train/cat/1.gif", "val/ant/1.GIF", "train/ant/deep/er/1.JPEG"),
     "other files": (*USUAL, "train/ant/.1.png", "train/notes.txt", "train/ant/notes.txt"),
     "no classes": ("train/0.png", "val/ant/0.png"),
     "no train": ("training/ant/0.png", "val/ant/0.png"),
-    "folders of the system": (*USUAL, "train/@eaDir/1/a.png", "train/ant/.ipynb_checkpoints/0.png"),
+    "hidden folders": (
+        *USUAL,
+        "train/@eaDir/1/a.png",
+        "train/ant/.x/0.png",
+        "train/.cache/a/1.png",
+    ),
     "a formats' mix": (*USUAL, "train/ant/1.jfif", "train/ant/2.avif", "val/ant/3"),
     "an empty class": (*USUAL, "train/empty/notes.txt"),
     "a class of val alone": (*USUAL, "val/dog/0.png"),
@@ -152,11 +155,13 @@ def test_while_a_data_set_is_read_there_are_signs_of_life(tmp_path, monkeypatch,
     root = write(tmp_path / "data", *USUAL)
     clock = itertools.count(0, 0.6)
     monkeypatch.setattr(probe.time, "monotonic", lambda: next(clock))
-    assert probe.data(root, IMAGES, tmp_path / "node")["splits"]["train"]["classes"] == 2
+    splits = probe.describe_data_set(root, IMAGES, tmp_path / "node")["splits"]
+    assert splits["train"]["classes"] == 2
     passed = 2 * 2 * len(layout.SPLITS)  # each class is listed, and its files are measured
     printed = capsys.readouterr().out
     assert 0 < printed.count(machine.PULSE) <= passed / 2 and len(machine.PULSE) >= 64
-    assert probe.data(root, IMAGES, tmp_path / "node")["splits"] and not capsys.readouterr().out
+    assert probe.describe_data_set(root, IMAGES, tmp_path / "node")["splits"] == splits
+    assert not capsys.readouterr().out
 
 
 def test_what_is_sent_needs_nothing_that_a_bare_python_lacks():
@@ -172,7 +177,6 @@ NAMES = {
     "no character set": b"7/\xff\xfe/holder",
     "two lines": b"7/a\n0: 0 0 0 0 0 1 @tandem/x/b/c",
     "escapes": b"7/\x1b]0;owned\x07/holder",
-    "no holder": b"7/run",
     "four parts": b"7/run/holder/more",
 }
 

@@ -194,7 +194,7 @@ def bring(way, most=1 << 30):
     (folder / "nodes/node1").symlink_to(way.there)
     attempts = [{"attempt": 1, "ranks": {"node1": [0]}}]
     nodes = {"node1": LocalNode(host(1))}
-    return collect.bring(nodes, {"node1": str(folder)}, attempts, way.here, most)
+    return collect.fetch_records(nodes, {"node1": str(folder)}, attempts, way.here, most)
 
 
 def test_a_copy_that_is_longer_than_the_node_s_file_stays(way):

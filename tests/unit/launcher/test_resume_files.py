@@ -40,16 +40,7 @@ STOPPED = {
 }
 PLAN["options"]["sync"] = "auto"
 FILES = {"plan.json": PLAN, "attempts.json": ATTEMPTS}
-ODD = (
-    "auto",
-    "stopped",
-    "O2",
-    "--config",
-    "--config=/dev/null",
-    ["--sync", "auto"],
-    "nonsense",
-    65536,
-)
+ODD = ("auto", "stopped", "--config=/dev/null", ["--sync", "auto"], "nonsense", 65536)
 
 
 class Asked(Exception):
@@ -170,7 +161,7 @@ def test_a_link_that_leads_out_of_a_run_s_folder_is_named(resumed, tmp_path):
 def test_an_odd_file_of_a_run_is_refused_or_goes_on(resumed, name):
     ends = {str: 0, folders: 0}
 
-    @fuzz.many(80)
+    @fuzz.many(160)
     @example(STOPPED if name == "attempts.json" else PLAN)
     @given(fuzz.odd(FILES[name], ODD))
     def each_odd(document):

@@ -32,7 +32,7 @@ from launcher.watch.failures import Failure
 from tests.unit.launcher.launcher_values import build, facts, host, needs
 
 pytestmark = pytest.mark.usefixtures("settles_soon")
-REPORT = lifecycle.REPORT
+REPORT = lifecycle.REPORT_ARGV
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def start(tmp_path, monkeypatch, capsys, local_hosts):
     is a stand-in that says nothing.
     """
     monkeypatch.setattr(folders, "RUNS", tmp_path / "runs")
-    monkeypatch.setattr("launcher.lifecycle.REPORT", ("true",))
+    monkeypatch.setattr("launcher.lifecycle.REPORT_ARGV", ("true",))
 
     def start(script, nodes=3, env=None, resumed=None, **options):
         numbers = range(1, nodes + 1) if isinstance(nodes, int) else nodes
@@ -70,9 +70,8 @@ def start(tmp_path, monkeypatch, capsys, local_hosts):
             number = 2
         made = checks.make_plan(checked, checked.machines, run="r", attempt=number)
         attempts.write_json(folder / "plan.json", made.document())
-        run = lifecycle.prepare(folder, checked, Terminal())
-        start = lifecycle.first_start(run, made, "first attempt")
-        code = lifecycle.carry_out(run, start)
+        run = lifecycle.take_control(folder, checked, Terminal())
+        code = lifecycle.run_to_end(run, made, "first attempt")
         return code, capsys.readouterr().out, folder
 
     return start
@@ -94,7 +93,7 @@ ODD = "a b'c\"d$HOME\n`e`\\ü"
 
 
 def test_a_run_that_finishes(start, monkeypatch):
-    monkeypatch.setattr("launcher.lifecycle.REPORT", REPORT)
+    monkeypatch.setattr("launcher.lifecycle.REPORT_ARGV", REPORT)
     code, said, folder = start(WHOLE, env={"ODD": ODD})
     assert (code, told(folder)["status"]) == (0, "finished")
     for rank, node in enumerate(json.loads((folder / "plan.json").read_text())["nodes"]):
@@ -138,13 +137,12 @@ if os.environ['TANDEM_ATTEMPT'] == '1': sys.exit(9)
 """
 
 
-@pytest.mark.parametrize("content", [b"weights", b""])
-def test_weights_that_lie_here_are_sent_to_every_machine_once(start, tmp_path, content):
-    (tmp_path / "best.pt").write_bytes(content)
+def test_weights_that_lie_here_are_sent_to_every_machine_once(start, tmp_path):
+    (tmp_path / "best.pt").write_bytes(b"weights")
     given = {"weights": str(tmp_path / "best.pt")}
     code, said, _ = start(READS, nodes=2, max_restarts=1, trainer=given)
     assert code == 0 and said.count("best.pt goes to node1, node2") == 1
-    assert all(f"[node{n} {n - 1}] read {content!r}" in said for n in (1, 2))
+    assert all(f"[node{n} {n - 1}] read b'weights'" in said for n in (1, 2))
 
 
 def test_the_first_cause_ends_all_and_gives_the_exit_code(start):
@@ -199,13 +197,13 @@ def test_a_run_that_is_to_stop_saves_and_ends(start, monkeypatch, by):
 
     def lines(self, texts):
         seen(self, texts)
-        if "ready" in texts[0] and by == "UNTIL":
+        if "ready" in "".join(texts) and by == "UNTIL":
             clock[0] = 2000.0
-        elif "ready" in texts[0]:
+        elif "ready" in "".join(texts):
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Terminal, "lines", lines)
-    monkeypatch.setattr(hours, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(hours, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(hours, "time", SimpleNamespace(time=lambda: clock[0]))
     monkeypatch.setattr(hours, "awake", lambda *_: contextlib.nullcontext())
     code, said, folder = start(script, 1, max_restarts=3, until=1000 * (by == "UNTIL") or None)
@@ -340,7 +338,7 @@ def refuse_records(monkeypatch):
 
 def refuse_report(monkeypatch):
     fails = (sys.executable, "-c", "raise SystemExit('full')")
-    monkeypatch.setattr(lifecycle, "REPORT", fails)
+    monkeypatch.setattr(lifecycle, "REPORT_ARGV", fails)
 
 
 def refuse_outcome(monkeypatch):
@@ -385,7 +383,7 @@ def test_a_failed_run_that_saved_ends_with_what_to_type(start, monkeypatch):
     assert "`make train RESUME=r`" in said.splitlines()[-1]
     (path,) = folder.glob("nodes/node1/rank0.1.steps.jsonl")
     path.write_text(path.read_text().replace('"step-3.pt"', "null"))
-    assert not attempts.Attempts.saved(folder)
+    assert not attempts.Attempts.has_checkpoint(folder)
 
 
 def test_what_a_start_waits_for_is_said_until_a_rank_speaks(start, monkeypatch, tmp_path):
@@ -414,7 +412,7 @@ def test_what_a_start_waits_for_is_said_until_a_rank_speaks(start, monkeypatch, 
 def test_a_collision_is_busy_and_leaves_no_run(tmp_path, monkeypatch):
     """Two launchers found the same machines free, and another one has them now."""
     monkeypatch.setattr(folders, "RUNS", tmp_path)
-    earlier = folders.begin(tmp_path, "20261125T090000Z-resnet18-1n")
+    earlier = folders.make_folder(tmp_path, "20261125T090000Z-resnet18-1n")
     (earlier / "plan.json").write_text("{}")
     folders.point_latest(earlier)
     hosts, said = [host(1)], io.StringIO()
@@ -428,14 +426,16 @@ def test_a_collision_is_busy_and_leaves_no_run(tmp_path, monkeypatch):
         return outcome
 
     monkeypatch.setattr(lifecycle, "perform_attempt", attempt)
-    with pytest.raises(Busy, match="node1: it is in use by ben: run other: wait for it"):
-        lifecycle.begin(ready, Terminal(said), Waiter(Terminal(said), Notify(None, Terminal(said))))
+    with pytest.raises(Busy, match="node1: it is in use by ben: run other: wait with QUEUE=1"):
+        lifecycle.start_run(
+            ready, Terminal(said), Waiter(Terminal(said), Notify(None, Terminal(said)))
+        )
     assert [path.name for path in tmp_path.glob("2*")] == [earlier.name]
     assert (tmp_path / "latest").resolve() == earlier
 
 
 def test_a_run_that_begins_in_another_s_second_gets_the_next_one(tmp_path):
-    names = [folders.begin(tmp_path, "20261231T235959Z-resnet18-4n").name for _ in range(3)]
+    names = [folders.make_folder(tmp_path, "20261231T235959Z-resnet18-4n").name for _ in range(3)]
     assert names[1:] == ["20270101T000000Z-resnet18-4n", "20270101T000001Z-resnet18-4n"]
 
 

@@ -29,10 +29,3 @@ def test_many_modules_are_looked_through_in_linear_time(tmp_path, monkeypatch):
     assert len(loaded.sources) == 60 and len(looked) < 60 * 10
     assert sources.declares(loaded.sources, ("--local_rank",)) is None
     assert Names.read <= 60 * 60 * 2  # of each source once, not once for each of the others
-
-
-def test_an_option_counts_where_another_source_uses_its_parser(tmp_path):
-    (tmp_path / "m0.py").write_text("import m1\nm1.first()\n")
-    (tmp_path / "m1.py").write_text("def first():\n    parser2()\n" + OPTION.format(2))
-    loaded = sources.loaded_by(tmp_path / "m0.py", [tmp_path])
-    assert sources.declares(loaded.sources, ("--local_rank",)) == "--local_rank"

@@ -18,7 +18,7 @@ from launcher import background
 from launcher.background import MIB, RotatingLog
 from launcher.terminal import Stopper, Terminal
 from launcher.watch import attempts, lines
-from launcher.watch.failures import explained
+from launcher.watch.failures import explain_failure
 from launcher.watch.lines import RunLogs
 from launcher.watch.ruling import Ruling
 from launcher.watch.watch import Watch
@@ -49,7 +49,7 @@ def within(seconds, work):
 def test_a_stalled_terminal_holds_up_nothing_and_the_log_is_whole(pipe, tmp_path):
     reader, out = pipe
     terminal = Terminal(out)
-    terminal.keep_in(tmp_path / "controller.log")
+    terminal.open_log(tmp_path / "controller.log")
     lines = [f"line {number} {'x' * 100}" for number in range(80_000)]
 
     def show():
@@ -66,7 +66,7 @@ def test_a_stalled_terminal_holds_up_nothing_and_the_log_is_whole(pipe, tmp_path
         while b"\nlast\n" not in shown:
             shown.extend(os.read(reader.fileno(), 1 << 16))
 
-    terminal.line("last")
+    terminal.lines(["last"])
     assert within(60, take)
     assert terminal.drain()
     seen = shown.decode().splitlines()
@@ -97,7 +97,7 @@ def test_a_pause_while_it_waits_is_known_before_silence_is_judged(tmp_path, monk
     outcome, said = watch(tmp_path, ["time.sleep(0.6)\nend('lease')"])
     assert "tandem: this machine did not run for 4" in said and len(waits) >= 3
     assert "the control node did not run for 4" in outcome.cause.message
-    assert (outcome.cause.source, outcome.gone) == ("paused", [])
+    assert (outcome.cause.source, outcome.lost_hosts) == ("paused", [])
 
 
 def test_ctrl_z_is_refused():
@@ -167,7 +167,8 @@ def test_a_disk_that_hangs_holds_up_nothing(run_logs, monkeypatch, text):
     logs, look, path = run_logs
     back, begun, write = threading.Event(), threading.Event(), os.write
     told = [b"%02d %s\n" % (number, text) if text else b"\n" for number in range(30)]
-    monkeypatch.setattr(background, "SPOOLED", 10 * (len(told[0]) + background.PIECE))
+    limit = 10 * (len(told[0]) + background.WRITE_OVERHEAD)
+    monkeypatch.setattr(background, "SPOOL_CHARACTERS", limit)
     monkeypatch.setattr(lines, "STALLED", 1e-6)
 
     def hang(*words):
@@ -211,7 +212,7 @@ def test_a_log_that_cannot_be_rotated_grows_on_and_keeps_its_file(tmp_path, monk
 def test_logs_leave_room_for_what_matters(tmp_path, monkeypatch):
     log = RotatingLog(tmp_path / "log", MIB)
     monkeypatch.setattr("launcher.background.RESERVE", 1 << 62)
-    log._checked = 0.0
+    log._checked_at = 0.0
     log.write(["x"])
     assert log.lost_lines == 1 and not (tmp_path / "log").exists()
 
@@ -222,7 +223,8 @@ def test_a_log_keeps_its_beginning_and_its_end(tmp_path):
     for start in range(0, len(lines), 50):
         log.write(lines[start : start + 50])
     log.close()
-    files = background.log_files(tmp_path / "rank0.log")
+    path = tmp_path / "rank0.log"
+    files = [file for file in (*background.older_files(path), path) if file.exists()]
     assert sum(path.stat().st_size for path in files) <= (64 << 10) + 5 * 600
     assert files[0].name == "rank0.log.first" and files[-1].name == "rank0.log"
     first = files[0].read_text().splitlines()
@@ -288,7 +290,7 @@ def test_an_exception_is_the_first_cause_though_its_rank_ended_with_0(
 ):
     monkeypatch.setattr("launcher.watch.watch.SETTLE", 5)
     outcome, _ = watch(tmp_path, [other, LEFT % (1, BAD_LABEL)])
-    message, _ = explained(outcome.cause)
+    message, _ = explain_failure(outcome.cause)
     assert (outcome.status, attempts.exit_code(outcome)) == (status, int(status == "failed"))
     assert f"node2, rank 1 ended with 0 after it printed {BAD_LABEL}" in message
     assert ("KeyError: 'x'" in message) == ("KeyError" in other)
@@ -311,15 +313,14 @@ for number, line in enumerate(sys.stdin):
 """
 
 
-@pytest.mark.parametrize("idle", [601, 599, None])
-@pytest.mark.parametrize("seconds", [601, 599])
+@pytest.mark.parametrize(("seconds", "idle"), [(601, 601), (601, 599), (601, None), (599, 601)])
 def test_a_run_ends_when_one_rank_is_done_and_no_other_has_done_anything_for_long(
     tmp_path, monkeypatch, idle, seconds
 ):
     """`seconds` after the first one ended; `idle` is what the other machine counts."""
     monkeypatch.setattr("launcher.watch.watch.RENEW_EVERY", 0.05)
     monkeypatch.setattr("launcher.watch.watch.SETTLE", 0)
-    monkeypatch.setattr(Watch, "_seconds", lambda watch: seconds if watch._exited else 0)
+    monkeypatch.setattr(Watch, "_elapsed_seconds", lambda watch: seconds if watch._exited else 0)
     ends = idle == seconds == 601
     # It leaves by itself only where nothing ends it: the other guard may take long to begin.
     outcome, _ = watch(tmp_path, [LEFT % (0, None), IDLE % (idle, 1000 if ends else 8)])

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from boundary.run_files import RankStart
-from report.advice import NONE, advise
+from report.advice import NO_ADVICE, advise
 from report.analysis import analyse
 from report.measure import achieved_rate
 from report.usage import ResourceUsage
@@ -35,7 +35,7 @@ def test_processes_of_one_machine_are_told_nothing_of_strategies(tmp_path):
         "SYNC" in one.change
         for one in advise(inner, "network", RankStart(), ResourceUsage()).remedies
     )
-    assert advise(None, "none", RankStart(), ResourceUsage()) == NONE
+    assert advise(None, "none", RankStart(), ResourceUsage()) == NO_ADVICE
 
 
 def test_a_run_that_had_asked_for_parts_by_speed_did_not_know_these_speeds(tmp_path):
@@ -44,7 +44,7 @@ def test_a_run_that_had_asked_for_parts_by_speed_did_not_know_these_speeds(tmp_p
         one.change for one in advised(tmp_path, asked, **BOTTLENECKS["straggler"]).advice.remedies
     ]
     assert not any("BALANCE" in one for one in changes)
-    assert any(one.startswith("start it again: each machine's images") for one in changes)
+    assert any(one.startswith("start the run again: each machine gets images") for one in changes)
 
 
 def test_saving_half_as_often_leaves_more_steps_in_which_a_file_is_written(tmp_path):
@@ -81,7 +81,7 @@ def test_advice_counts_the_warm_up_of_a_run_as_long(tmp_path):
 
 @pytest.mark.parametrize(
     ("workers", "busy", "typed"),
-    [(4, 3.0, "--workers 8"), (4, 7.0, None), (0, 5.0, "--workers 3"), (0, 7.9, None)],
+    [(4, 3.0, "--workers 8"), (4, 7.0, None), (0, 5.0, "--workers 3")],
 )
 def test_loader_processes_are_advised_where_processors_are_idle(tmp_path, workers, busy, typed):
     run = RunBuilder(tmp_path, **{**BOTTLENECKS["data_decode"], "machine": {"busy": busy}}).write()

@@ -56,13 +56,11 @@ RUNS = [
     ({**BOTTLENECKS["straggler"], "machine": BUSY}, "straggler"),  # all machines are alike
     ({"machine": FULL}, "cpu_oversubscribed"),
     ({"machine": {**FULL, "busy": 6.0}}, "compute"),  # some are idle
-    ({"machine": {**FULL, "waited": 1.0}}, "compute"),
     ({"machine": FULL, **BOTTLENECKS["network"]}, "network"),
     ({"machine": FULL, **BOTTLENECKS["network"], "connection": "local"}, "cpu_oversubscribed"),
     (swaps(**{"in": 6e6, "pressure": 0.4}), "memory_pressure"),
     (swaps(**{"in": 6e6, "pressure": 0.02}), "compute"),  # what was put away once comes back
     (swaps(out=6e6, pressure=0.4), "compute"),
-    (swaps(**{"in": 0.4e6, "pressure": 0.4}), "compute"),
     (swaps(**{"in": 6e6, "pressure": None, "available": 1 << 30}), "memory_pressure"),
     (swaps(**{"in": 6e6, "pressure": None, "available": 8 << 30}), "compute"),
     (waits_for_images(loaders=8.0, loaders_busy=7.0), "data_decode"),
@@ -72,14 +70,13 @@ RUNS = [
     (waits_for_images(mounts=0, loaders=8.0, loaders_busy=1.0), "data_decode"),  # a download
     (links(node1=460), "slow_link"),
     (links(node3=480), "network"),  # more than half of what the others reach
-    (links(node1=95, node2=95, node3=95, node4=95), "network"),
 ]
 
 
 @pytest.mark.parametrize(("settings", "cause"), RUNS)
 def test_each_bottleneck_is_told_from_its_run(tmp_path, settings, cause):
-    analysis = analyse(RunBuilder(tmp_path / "run", **settings).write())
-    assert analysis.summary["bottleneck"] == cause
+    run = RunBuilder(tmp_path / "run", **{"steps": 80, "epochs": 1, **settings}).write()
+    assert analyse(run).summary["bottleneck"] == cause
 
 
 @pytest.mark.parametrize(("late_by", "cause"), [("data", "data_disk"), ("backward", "straggler")])

@@ -143,7 +143,7 @@ def test_of_two_faults_the_larger_one_is_the_verdict_and_the_other_the_runner_up
     step = {"data": 0.3, "sync_exposed": 0.2}
     disk = BOTTLENECKS["data_disk"]["disk"]
     analysis = analyse(run(tmp_path, step=step, disk=disk))
-    summary, total = analysis.summary, analysis.step.training
+    summary, total = analysis.summary, analysis.step.training_seconds
     assert summary["bottleneck"] == "data_disk"
     assert summary["bottleneck_fraction"] == pytest.approx(0.3 / total)
     assert summary["runner_up"]["cause"] == "network"

@@ -102,9 +102,7 @@ def test_of_machines_that_are_nearly_alike_the_slowest_counts(tmp_path, capsys):
     ("words", "settings"),
     [
         (("--machines", "node1,node2,node4"), {}),
-        ((), {}),
         ((*HERE, "--batch", "64"), {}),
-        ((*HERE, "--precision", "O1"), {}),
         ((*HERE, "--image-size", "32"), {}),
         (HERE, {"made": time.time() - 8 * 86400}),
     ],

@@ -75,9 +75,7 @@ def compare(levels, own, dtype):
     ("levels", "own", "dtype"),
     [
         (3, False, torch.float32),
-        (5, False, torch.float16),
         (5, True, torch.float32),
-        (15, True, torch.float16),
         (15, False, torch.bfloat16),
         (255, False, torch.float32),
     ],
@@ -97,7 +95,7 @@ def overflow(own, bad):
     return float(most), (~torch.isfinite(summed)).nonzero().flatten().tolist()
 
 
-@pytest.mark.parametrize(("own", "bad"), [(False, math.nan), (False, -math.inf), (True, math.inf)])
+@pytest.mark.parametrize(("own", "bad"), [(False, math.nan), (True, -math.inf)])
 def test_a_block_that_overflowed_is_seen_in_the_sum(interpreted, own, bad):
     most, spoilt = interpreted(overflow, own, bad)
     assert not math.isfinite(most)

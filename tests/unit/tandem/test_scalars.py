@@ -34,11 +34,9 @@ def loop(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "value",
     [
-        2.5,
         torch.tensor(2.5, requires_grad=True) * 1,
         torch.tensor([2.5], dtype=torch.bfloat16),
         np.float32(2.5),
-        np.array(2.5),
     ],
 )
 @pytest.mark.filterwarnings("error")
@@ -64,7 +62,6 @@ def test_a_line_of_several_steps_has_their_mean_and_the_first_step_that_was_not_
     [
         ({"samples": torch.tensor(0.25)}, "name a value .* step\\(loss=loss\\)"),
         ({"logits": torch.zeros(4, 10)}, "logits is a Tensor of shape \\(4, 10\\)"),
-        ({"phase": "train"}, "phase is a str"),
         ({f"s{number}": 0.0 for number in range(9)}, "s8 is one scalar too many"),
     ],
 )

@@ -182,10 +182,8 @@ def batches_of(count):
         "tuple": (images, ids),
         "dict": {"pixels": images, "ids": ids, "epoch": 3},
         "dicts": [{"file_name": "1.jpg", "image": torch.zeros(3, 8, 8)} for _ in range(count)],
-        "dicts, image first": [{"image": image, "image_id": 1} for image in unlike],
         "dataclass": Pair(unlike, [{}] * count),
         "packed": (packed, ids),
-        "DALI": [{"data": images, "label": ids}],
         "graphs": Graphs(count),
         "BatchEncoding": collections.UserDict(input_ids=[[1, 2, 3]] * count, labels=ids),
         "detection": (tuple(unlike), tuple({} for _ in range(count))),
@@ -205,7 +203,6 @@ def test_the_samples_of_a_batch_are_counted_in_whatever_shape_it_is(shape):
     ("batch", "stated"),
     [
         (torch.zeros(()), 8),
-        ("text", None),
         ((torch.zeros(8, 3), torch.zeros(30, 6)), None),  # images, or boxes of all of them?
         ([torch.zeros(3, 8, 8)] * 8, None),  # eight images, or eight parts of three samples?
         ((torch.zeros(35, 8), torch.zeros(35, 8)), 8),  # the first dimension is time

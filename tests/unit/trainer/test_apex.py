@@ -96,16 +96,14 @@ def rank(device=CUDA, other=""):
         ({"precision": "O2"}, CUDA, "", True),
         ({"precision": "O2"}, CUDA, "apex is gone on node2", False),
         ({"precision": "O2", "compile": True}, CUDA, "", False),
-        ({"precision": "O2", "parallel": "dp"}, CUDA, "", False),
         ({"precision": "O1", "amp": "torch"}, CUDA, "", False),
-        ({"precision": "bf16"}, CUDA, "", False),
         ({"precision": "O2"}, CPU, "", False),
     ],
 )
 def test_apex_serves_where_all_ranks_can(apex, settings, device, other, serves):
     chosen = choose(Options(**settings), rank(device, other))
     assert type(chosen) is (ApexAmp if serves else Precision)
-    because = settings.get("amp") != "torch" and settings["precision"] != "bf16" and not serves
+    because = settings.get("amp") != "torch" and not serves
     assert chosen.backend == ("apex" if serves else "torch")
     assert bool(chosen.fallback_reason) == because
 

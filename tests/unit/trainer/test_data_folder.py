@@ -103,7 +103,7 @@ def test_sizes(options, natural, sizes):
     assert image_sizes(Options(**options), natural) == sizes
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA", "CMYK"])
+@pytest.mark.parametrize("mode", ["1", "P", "RGBA", "CMYK"])
 @pytest.mark.hypothesis
 def test_eight_bit_images_become_rgb_as_pillow_makes_it(tmp_path, mode):
     """Whatever its name says that it is."""
@@ -115,8 +115,10 @@ def test_eight_bit_images_become_rgb_as_pillow_makes_it(tmp_path, mode):
         assert image.tobytes() == theirs.convert("RGB").tobytes()
 
 
-@pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize(
+    ("orientation", "suffix"),
+    [*((n, "jpg") for n in range(1, 9)), *((6, end) for end in ("png", "tif", "webp"))],
+)
 def test_images_stand_as_the_camera_was_held(tmp_path, orientation, suffix):
     """One corner is white; where a viewer shows it is where training finds it."""
     image, exif = Image.new("RGB", (16, 8)), Image.Exif()
@@ -147,7 +149,6 @@ def jpeg(picture):
         (b"", "empty file"),
         (b"hello", "not an image"),
         (b"\0\0\0\x1cftypavif" + bytes(99), "AVIF, a format that Tandem cannot read: convert it"),
-        (b"%!PS-Adobe-3.0\n%%BoundingBox: 0 0 9 9\n", "not an"),
         ("grey16", "pixels are I;16, not 8-bit"),
         ("nowhere", "cannot be read: No such file"),
         ("no file", "named pipe"),
@@ -165,7 +166,7 @@ def test_each_kind_of_bad_image_has_its_reason(tmp_path, kind, reason):
             size_of(path)
 
 
-@pytest.mark.parametrize("kind", ["text", "profile", "plain text"])
+@pytest.mark.parametrize("kind", ["text", "profile"])
 def test_a_png_with_much_beside_its_pixels_is_read(tmp_path, kind):
     """As editors write them, who keep all their history."""
     more, info = {}, PngInfo()
@@ -240,11 +241,9 @@ LARGE = {
     "a PNG's palette": lambda: with_palette(6400),
     "a PNG's palette, larger": lambda: with_palette(13000),
     "a TIFF's tile": lambda: tiff(8, {256: 64, 257: 64, 322: 40000, 323: 40000}),
-    "a TIFF's tile, LZW": lambda: tiff(5, {256: 64, 257: 64, 322: 40000, 323: 40000}),
     "a TIFF's tile, which libtiff alone finds": lambda: tiff(
         8, {256: 64, 257: 64, 322: 1, 323: 1}, (322, 323)
     ),
-    "a TIFF's strip": lambda: tiff(8, {256: 7200, 257: 7200, 278: 7200}),
     "a TIFF's strip that has no end": lambda: tiff(8, {256: 7200, 257: 7200, 278: 0xFFFFFFFF}),
     "a PPM of few levels": lambda: b"P6 5600 5600 100\n",
     "a WebP": lambda: webp(6000, lossless=True),
@@ -437,10 +436,15 @@ def test_odd_folders_end_in_a_sentence_or_go_on(tmp_path, monkeypatch):
             (root / "training").mkdir(parents=True)
         for split, found in zip(("train", "val"), splits if isinstance(always, tuple) else ()):
             put_split(root / split, {**{name: {} for name in always}, **found}, good)
-        told = machine.data(str(root), "images", tmp_path / "node")
+        told = machine.describe_data_set(str(root), "images", tmp_path / "node")
         assert "\n" not in (told["problem"] or "")
-        assert machine.data(str(root), "images", tmp_path / "node") == told  # from what it kept
-        assert machine.data(str(root / "none"), "images", tmp_path / "node")["exists"] is False
+        assert (
+            machine.describe_data_set(str(root), "images", tmp_path / "node") == told
+        )  # from what it kept
+        assert (
+            machine.describe_data_set(str(root / "none"), "images", tmp_path / "node")["exists"]
+            is False
+        )
         try:
             folder = ImageFolder(root, "train", Options())
         except UserError as error:
@@ -494,8 +498,7 @@ esac
     ("hide", "pattern"),
     [
         *((put, "*/*/*.png") for put in (put_into_lfs, put_into_annex, link_into_annex)),
-        *((link_into_dvc, "*/*/*.png"), (put_into_dvc, "*/*/*.png")),
-        *((put_into_dvc, "*/*"), (put_into_dvc, "*"), (put_into_dvc, "../data")),
+        *((link_into_dvc, "*/*/*.png"), (put_into_dvc, "*/*/*.png"), (put_into_dvc, "../data")),
     ],
 )
 def test_images_that_were_not_fetched_yet_are_refused_with_the_command(

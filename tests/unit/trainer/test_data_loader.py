@@ -71,7 +71,7 @@ def same(ours, theirs):
     )
 
 
-@pytest.mark.parametrize("augment", ["none", "shift", "crop", "trivial"])
+@pytest.mark.parametrize("augment", ["none", "shift", "trivial"])
 def test_pixels_depend_on_seed_epoch_and_index_alone(root, augment):
     options = Options(augment=augment, random_erase=0.5, workers=0)
     state = torch.get_rng_state()
@@ -130,7 +130,7 @@ def test_every_rank_sees_each_step_even_without_samples(root):
     assert per_rank[2][0].images.shape == (0, 3, 16, 16)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 5, 30])
+@pytest.mark.parametrize("ranks", [1, 5, 30])
 def test_evaluation_counts_each_image_once(root, ranks):
     options = Options(workers=0)
     folder = ImageFolder(root, "val", options)
@@ -400,13 +400,15 @@ def test_torch_scales_a_crop_nearly_as_pillow_does(monkeypatch):
         assert np.abs(crops[0] - crops[1]).mean() < 0.2
 
 
-@pytest.mark.parametrize("side, factor", [(143, 1), (288, 2), (575, 2), (576, 4), (1152, 8)])
+@pytest.mark.parametrize("side, factor", [(143, 1), (575, 2), (576, 4), (1152, 8)])
 def test_a_crop_keeps_half_again_as_many_pixels_as_it_gets(side, factor):
     assert reduction((8, 4, 2, 1), (3, 5, 3 + side, 5 + side + 40), 96) == factor
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("size", [(160, 96), (161, 97)])
+@pytest.mark.parametrize(
+    ("size", "orientation"),
+    [*(((160, 96), n) for n in range(1, 9)), ((161, 97), 1), ((161, 97), 6)],
+)
 def test_scaled_pixels_stand_where_the_whole_ones_do(tmp_path, size, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -432,9 +434,7 @@ def test_only_training_crops_are_scaled_and_only_where_they_are_meant_to_be(tmp_
         Picture, "pixels", lambda picture, factor=1: factors.append(factor) or pixels(picture)
     )
     monkeypatch.setattr(
-        Picture,
-        "region",
-        lambda picture, box: factors.append(1) or region(picture, box),
+        Picture, "region", lambda picture, box: factors.append(1) or region(picture, box)
     )
     for number, name in enumerate(("train/a", "train/b", "val/a", "val/b")):
         (tmp_path / name).mkdir(parents=True)

@@ -45,8 +45,9 @@ def test_the_loss_is_that_of_soft_targets():
     torch.testing.assert_close(ours, cross_entropy(outputs, soft.double(), reduction="sum"))
 
 
-@pytest.mark.parametrize("threshold", [0.0, 0.2])
-@pytest.mark.parametrize("mix", [None, Mix(0.7), Mix(0.9)])
+@pytest.mark.parametrize(
+    ("threshold", "mix"), [(0.0, None), (0.0, Mix(0.7)), (0.2, Mix(0.7)), (0.2, Mix(0.9))]
+)
 def test_binary_cross_entropy_is_a_yes_or_no_to_each_class(threshold, mix):
     """As timm's, with its soft targets."""
     outputs, targets = torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 0])

@@ -37,7 +37,6 @@ def alone(images, tmp_path_factory):
     "nodes, batch, more",
     [
         ([1, 2, 1], 8, ()),
-        ([1], 24, ("--accumulate", 5)),
         ([1, 1], 12, ("--accumulate", 3)),
         ([1, 1], 12, ("--static_graph",)),
         ([1, 1, 1], 8, ("--balance", "5,2,1")),

@@ -7,6 +7,7 @@ from torch import nn
 
 from contract.errors import UserError
 from contract.options import Options
+from tandem import compat
 from tandem.compat import unscale
 from trainer.ema import Ema
 from trainer.optim import load_state
@@ -240,8 +241,8 @@ def test_a_model_with_a_state_of_its_own_is_asked_each_time():
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_what_is_not_finite_is_found_by_an_older_torch_on_a_cpu_too(monkeypatch, bad):
-    for version in ("1.12.1", torch.__version__):
-        monkeypatch.setattr(torch, "__version__", version)
+    for version in ((1, 12), compat.TORCH_VERSION):
+        monkeypatch.setattr(compat, "TORCH_VERSION", version)
         factor = torch.full((), 0.5)
         good = [torch.ones(2), torch.ones(3)]
         assert float(unscale(good, factor)) == 0.0

@@ -23,30 +23,23 @@ def cpu(host="node1", bf16=False):
     return Device(host, "cpu", "x86_64", 0, bf16, "2.15.0", "13.2")
 
 
-PASCAL, VOLTA = gpu("node1", "GeForce GTX 1080 Ti", 61), gpu("node2", "Tesla V100", 70)
+PASCAL = gpu("node1", "GeForce GTX 1080 Ti", 61)
 TURING, AMPERE = gpu("node3", "GeForce RTX 2080 Ti", 75), gpu("node4", "GeForce RTX 3090", 86)
-ADA, BLACKWELL = gpu("node5", "GeForce RTX 4090", 89), gpu("node6", "GeForce RTX 5090", 120)
+BLACKWELL = gpu("node6", "GeForce RTX 5090", 120)
 OLD_TORCH = {"torch": "1.12.1+cu102", "cuda": "10.2"}
 AMPERE_OLD = gpu("node4", "GeForce RTX 3090", 86, **OLD_TORCH)
-TURING_OLD = gpu("node3", "GeForce RTX 2080 Ti", 75, **OLD_TORCH)
 AMPERE_113 = gpu("node4", "GeForce RTX 3090", 86, torch="1.12.1+cu113", cuda="11.3")
 
 
 @pytest.mark.parametrize(
     "devices, level",
     [
-        ([AMPERE], "bf16"),
-        ([AMPERE, ADA, BLACKWELL], "bf16"),
+        ([AMPERE, BLACKWELL], "bf16"),
         ([AMPERE_113], "bf16"),
         ([AMPERE_OLD], "O1"),
         ([TURING], "O1"),
-        ([TURING_OLD, AMPERE_OLD], "O1"),
-        ([VOLTA, VOLTA], "O1"),
         ([AMPERE, TURING], "O1"),
-        ([PASCAL], "fp32"),
         ([PASCAL, AMPERE], "fp32"),
-        ([PASCAL, TURING, BLACKWELL], "fp32"),
-        ([cpu()], "fp32"),
         ([cpu(bf16=True), cpu("node2", bf16=True)], "fp32"),
     ],
 )
@@ -66,8 +59,10 @@ def test_auto_is_the_best_that_all_devices_have(devices, level):
         ("avx512_bf16", "AVX512_CORE_BF16", True),
     ],
 )
-def test_a_cpu_s_bf16_is_what_onednn_may_use(monkeypatch, flags, limit, has):
-    monkeypatch.setattr("trainer.world._cpuinfo", lambda: f"processor: 0\nflags\t\t: {flags} fma\n")
+def test_a_cpu_s_bf16_is_what_onednn_may_use(monkeypatch, tmp_path, flags, limit, has):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor: 0\nflags\t\t: {flags} fma\n")
+    monkeypatch.setattr("trainer.world.CPUINFO", cpuinfo)
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     if limit is not None:
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)

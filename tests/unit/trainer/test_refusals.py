@@ -32,21 +32,17 @@ def run(images, model, *more, nodes=(1,), function=trainer, **settings):
     [
         (["--data", "/nowhere"], "/nowhere"),
         (["--per_node_batch_size", 1], "Use at least 2"),
-        (["--per_node_batch_size", 2, "--model", "resnet9"], "resnet9"),
         (["--skip_oom"], "--skip_oom"),
         (["--precision", "O1"], "use fp32"),
-        (["--parallel", "dp"], "use --parallel ddp"),
         (["--model", "tests.trainer_models:unused"], "--find_unused_parameters"),
         (["--resume", "/nowhere"], "/nowhere"),
+        (["--parallel", "dp"], "use --parallel ddp"),
         (["--weights", "/nowhere.pt"], "/nowhere.pt"),
+        (["--gpu0_batch", 3], "needs --gpu0_batch"),
         (["--predict", "x.csv"], "--weights"),
         (["--predict", "/nowhere/x.csv", "--weights", "x.pt"], "/nowhere/x.csv"),
-        (
-            ["--predict", "x.csv", "--extract", "x.csv", "--weights", "x.pt"],
-            "give each another name",
-        ),
+        (["--predict", "x.csv", "--extract", "x.csv", "--weights", "x.pt"], "give each another"),
         (["--output", "/dev/null/run"], "cannot write /dev/null/run"),
-        (["--gpu0_batch", 3], "needs --gpu0_batch"),
     ],
 )
 def test_bad_input_ends_all_ranks_with_a_sentence(images, more, word):
@@ -142,9 +138,7 @@ def test_a_step_that_is_skipped_leaves_nothing_in_memory(images):
     "words",
     [
         "Unable to find a valid cuDNN algorithm to run convolution",
-        "GET was unable to find an engine to execute this computation",
         "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
-        "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
     ],
 )
 def test_what_libraries_say_on_a_full_device_is_out_of_memory(monkeypatch, words):

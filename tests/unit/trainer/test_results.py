@@ -188,8 +188,9 @@ def renamed(images, folder, *more):
     return folder
 
 
-@pytest.mark.parametrize("more", [(), ("ape",), ("ape", "yak")])
-@pytest.mark.parametrize("source", ["--resume", "--weights"])
+@pytest.mark.parametrize(
+    ("source", "more"), [("--resume", ()), ("--resume", ("ape", "yak")), ("--weights", ("ape",))]
+)
 def test_classes_are_named_as_the_model_was_trained(images, trained, tmp_path, source, more):
     folder, tables = renamed(images, tmp_path / "images", *more), []
     file = next(trained.glob("checkpoints/*/best.pt"))
@@ -243,6 +244,8 @@ def test_an_epoch_s_loss_and_top1_are_those_of_all_its_steps_and_ranks(images, t
     assert [count for *_, count in sums.values()] == [32, 32]
     wanted = [pytest.approx((loss / 32, hits / 32), rel=1e-6) for loss, hits, _ in sums.values()]
     assert said == [wanted] * 3
+    for evaluated in lines(tmp_path, "evaluate"):
+        assert [(line["train_loss"], line["train_top1"]) for line in evaluated] == wanted
 
 
 def writers(*argv):
@@ -335,14 +338,3 @@ def test_the_newest_run_counts_more_than_the_longest(tmp_path):
     content[content.index(torch.ones(9).numpy().tobytes()) + 5] ^= 1
     path.write_bytes(content)
     assert best(str(tmp_path))["step"] == 3
-
-
-def test_training_top1_counts_images_of_all_ranks(images, tmp_path):
-    argv = ["--data", images, "--output", tmp_path, "--model", "tests.trainer_models:plain"]
-    argv += ["--augment", "none", "--lr", 0, "--image_size", 16, "--workers", 0, "--epochs", 2]
-    assert run_ranks([2], trainer, *argv, "--per_node_batch_size", 4) == [0, 0]
-    (path,) = tmp_path.glob("nodes/*/rank0.*.steps.jsonl")
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    first, second = (line["train_top1"] for line in lines if line["kind"] == "evaluate")
-    trained = first * sum(1 for _ in images.glob("train/*/*"))
-    assert first == second and trained == pytest.approx(round(trained), abs=1e-6)

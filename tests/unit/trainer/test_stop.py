@@ -66,8 +66,7 @@ def leave(rank, requested_at, devices, store, left):
             devices.wait(step + 1)  # the loss is read
 
 
-@pytest.mark.parametrize("every", [1, 8])
-@pytest.mark.parametrize("requested_at", [21, 24])
+@pytest.mark.parametrize(("every", "requested_at"), [(1, 21), (8, 24)])
 def test_all_ranks_leave_at_one_step(monkeypatch, every, requested_at):
     monkeypatch.setattr("trainer.stop.signal.signal", lambda *_: None)  # of the main thread alone
     devices, left, store = Devices(3, every), [None] * 3, dist.HashStore()

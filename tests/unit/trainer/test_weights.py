@@ -40,9 +40,7 @@ FILES = {
         name: one for name, one in t.items() if "num_batches" not in name
     },
     "timm's training": lambda t: {"arch": "x", "state_dict": t, "state_dict_ema": {}, "epoch": 3},
-    "torchvision's training": lambda t: {"model": prefixed("module.", t), "epoch": 3},
     "compiled, then DDP": lambda t: {"model": prefixed("module._orig_mod.", t)},
-    "compiled in part": lambda t: {n.replace("layer1.", "layer1._orig_mod."): t[n] for n in t},
     "Lightning": lambda t: {"state_dict": {**prefixed("model.", t), "loss.weight": t["fc.bias"]}},
     "an average alone": lambda t: {"model_ema": prefixed("module.", t)},
     "half": lambda t: {n: one.half() if one.is_floating_point() else one for n, one in t.items()},
@@ -141,8 +139,6 @@ def test_a_transformer_s_positions_are_resized():
     "name, names",
     [
         ("resnet18", ["fc.weight", "fc.bias"]),
-        ("squeezenet1_1", ["classifier.1.weight", "classifier.1.bias"]),
-        ("convnext_tiny", ["classifier.2.weight", "classifier.2.bias"]),
         ("vit_b_32", ["heads.head.weight", "heads.head.bias"]),
     ],
 )
@@ -156,10 +152,8 @@ DAMAGED = {
     "cut in its header": lambda raw: raw[:20],
     "cut in a tensor": lambda raw: raw[:-1],
     "a type of another world": lambda raw: raw.replace(b'"F32"', b'"F99"'),
-    "no object": lambda _: struct.pack("<Q", 3) + b'{"x',
     "negative": lambda raw: raw.replace(b'"shape": [', b'"shape": [-', 1),
     "no number": lambda raw: raw.replace(b"[0, 24]", b"[NaN, 0]"),
-    "a place before it": lambda raw: raw.replace(b"[0, 24]", b"[-24, 0]"),
     "something behind it": lambda raw: raw + b"x",
     "something between": lambda _: header({"a": (8, 0, 8), "b": (8, 16, 24)}, 24),
     "bytes of two": lambda _: header({"a": (8, 0, 8), "b": (8, 4, 12)}, 12),
@@ -209,11 +203,10 @@ def weights(tmp_path_factory):
     return path
 
 
-# "backbone" with its batch normalisation, one layer of it, all with a faster head, and both.
+# "backbone" with its batch normalisation, and one layer of it.
 KINDS = {
     "all": [],
     "backbone": ["--freeze", "backbone"],
-    "layers": ["--freeze", "0,1", "--head_lr", 10],
     "ef": ["--freeze", "0", "--sync", "ef:5", "--sync_warmup", 0],
 }
 
@@ -238,10 +231,9 @@ def test_training_goes_on_from_them_and_a_resume_is_equal_to_the_bit(
     assert all(torch.equal(ours["model"][name], theirs["model"][name]) for name in ours["model"])
     first = {name[7:]: one for name, one in torch.load(weights)["state_dict"].items()}
     stayed = {n for n, one in ours["model"].items() if "8." not in n and torch.equal(one, first[n])}
-    norm = {f"1.{name}" for name in nn.BatchNorm2d(1).state_dict()}
     frozen = {
         "all": set(), "backbone": set(first) - {"8.weight", "8.bias"},
-        "layers": {"0.weight", *norm}, "ef": {"0.weight"},
+        "ef": {"0.weight"},
     }[kind]  # fmt: skip
     assert stayed == frozen
 
@@ -257,7 +249,7 @@ def test_another_net_s_weights_are_refused_on_all_ranks(images, weights, tmp_pat
     assert not [*tmp_path.glob("checkpoints/*/*")]
 
 
-@pytest.mark.parametrize("pattern", ["layer9", "backbone,nothing", "*", ","])
+@pytest.mark.parametrize("pattern", ["backbone,nothing", "*"])
 def test_freezing_nothing_or_everything_is_refused(images, pattern):
     argv = ["--data", images, *MODEL, "--freeze", pattern]
     answers = run_ranks([1, 1], said, *argv)

@@ -1,10 +1,14 @@
-"""Fail, with the cause in the last line, if NVIDIA's apex.amp is not usable."""
+"""Fail, with the cause in the last line, if NVIDIA's apex.amp is not usable.
+
+Role apex runs this file on the environment's Python after it has built apex.
+"""
 
 import importlib.util
 
 import apex
 from apex import amp
 
+# The package apex of PyPI is a toolkit for Pyramid, and has no amp at all.
 for name in ("initialize", "scale_loss"):
     if not callable(getattr(amp, name, None)):
         raise SystemExit("%s has no amp.%s" % (apex.__file__, name))

@@ -1,36 +1,38 @@
 #!/usr/bin/env python3
 """Prepare a folder for a new name: relocate.py OLD NEW rewrites text files and links in OLD.
 
-Text files are those under 1 MiB without a zero byte, such as pkg-config's. Run before the folder is
-renamed; prints nothing. Standard library, Python >= 3.6.
+Role cuda runs this file on a machine (Python >= 3.6) before it renames the folder of a new toolkit.
+A file counts as text if it has less than 1 MiB and no zero byte, such as those of pkg-config.
 """
 
 import os
 import sys
 
-LIMIT = 1 << 20
+TEXT_BYTES_MAX = 1 << 20
 
 
-def relocate(old, new):
-    for folder, folders, files in os.walk(old):
+def relocate(old_folder, new_folder):
+    """Replace the path of the folder in all links and text files below it."""
+    for folder, folders, files in os.walk(old_folder):
         for name in folders + files:
             path = os.path.join(folder, name)
             if os.path.islink(path):
                 target = os.readlink(path)
-                if target == old or target.startswith(old + "/"):
+                # A relative link needs no change, nor does a link out of the folder.
+                if target == old_folder or target.startswith(old_folder + "/"):
                     os.unlink(path)
-                    os.symlink(new + target[len(old) :], path)
-            elif name in files and os.path.getsize(path) < LIMIT:
-                rewrite(path, old.encode(), new.encode())
+                    os.symlink(new_folder + target[len(old_folder) :], path)
+            elif name in files and os.path.getsize(path) < TEXT_BYTES_MAX:
+                rewrite(path, old_folder.encode(), new_folder.encode())
 
 
-def rewrite(path, old, new):
+def rewrite(path, old_bytes, new_bytes):
     with open(path, "r+b") as file:
         content = file.read()
-        if b"\0" in content or old not in content:
+        if b"\0" in content or old_bytes not in content:
             return
         file.seek(0)
-        file.write(content.replace(old, new))
+        file.write(content.replace(old_bytes, new_bytes))
         file.truncate()
 
 

@@ -1,7 +1,9 @@
 #!/usr/bin/python3
 """Let the owner of a PC that trains for others see who uses it, and say no: the command `tandem`.
 
-Copied to machines as /usr/local/bin/tandem; Python 3.6, standard library, no rights needed.
+Role owner copies this file to machines as /usr/local/bin/tandem, so it has to run on Python 3.6. It
+needs no rights: `tandem away` creates a file in AWAY, and the node's guard ends its run when that
+folder has a file (launcher/node/owner.py).
 """
 
 import contextlib
@@ -16,10 +18,10 @@ import time
 AWAY = pathlib.Path("/var/lib/tandem/away")
 TEXT = pathlib.Path("/usr/local/share/tandem/owner.txt")
 # The socket name of a guard with its run (launcher/node/machine_lock.py). Any user may claim such a
-# name.
+# name. Groups: process, run and user, as in " @tandem/4711/20261120T091231Z-resnet50/anna".
 RUN = re.compile(r" @tandem/(\d{1,10})/([\w@.+-]{1,80})/([\w@.+-]{1,80})$", re.MULTILINE)
-MOST_RUNS = 20  # that are listed
-SEAT = ["Seat", "Class", "Desktop", "Type", "IdleSinceHint", "Name"]
+RUNS_LISTED = 20
+SESSION_FIELDS = ["Seat", "Class", "Desktop", "Type", "IdleSinceHint", "Name"]
 
 
 def output(argv):
@@ -34,7 +36,8 @@ def output(argv):
 
 
 def account(uid):
-    """Return the name of a user by the number. Names of files and LOGNAME could be false."""
+    """Return the name of a user by the number."""
+    # Users can choose the names of files and LOGNAME, but not the number of their account.
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -58,11 +61,12 @@ def files():
 
 
 def own_files():
+    """List the files with which this user said no."""
     return [path for path in files() if owner(path) == account(os.getuid())]
 
 
 def refusals():
-    """Return who said no, and when: {name: text}."""
+    """Return {user who said no: day and time}."""
     times = {}
     for path in files():
         with contextlib.suppress(OSError):  # the owner may remove it at this moment
@@ -75,20 +79,22 @@ def runs():
     """Return a line for each run on this PC."""
     text = pathlib.Path("/proc/net/unix").read_text(errors="replace")
     claims = sorted(set(RUN.findall(text)))
-    pids = ",".join(pid for pid, _, _ in claims[:MOST_RUNS])
+    listed = claims[:RUNS_LISTED]
+    pids = ",".join(pid for pid, _, _ in listed)
+    # " 4711 Fri Nov 20 09:12:31 2026": the process and its start.
     printed = output(["ps", "-o", "pid=,lstart=", "-p", pids]) if pids else ""
-    since = dict(line.split(None, 1) for line in printed.split("\n") if " " in line.strip())
+    starts = dict(line.split(None, 1) for line in printed.split("\n") if " " in line.strip())
     lines = []
-    for pid, run, holder in claims[:MOST_RUNS]:
-        began = " since {}".format(since[pid]) if pid in since else ""
-        lines.append("{} trains on it{} (run {}).".format(holder, began, run))
-    if len(claims) > MOST_RUNS:
-        lines.append("{} more users claim to train on it.".format(len(claims) - MOST_RUNS))
+    for pid, run, user in listed:
+        began = " since {}".format(starts[pid]) if pid in starts else ""
+        lines.append("{} trains on it{} (run {}).".format(user, began, run))
+    if len(claims) > RUNS_LISTED:
+        lines.append("{} more users claim to train on it.".format(len(claims) - RUNS_LISTED))
     return lines
 
 
-def who():
-    """Print who uses this PC, since when, and how to say no."""
+def print_users():
+    """Print who uses this PC, since when, and how to say no: `tandem who`."""
     for line in runs() or ["Nobody trains on this PC now."]:
         print(line)
     for name, time_text in sorted(refusals().items()):
@@ -107,11 +113,11 @@ def report_error(path, error):
     return 1
 
 
-def away():
-    """Say no. Runs that are here save and leave."""
+def say_no():
+    """Forbid this PC to runs, and end the present run: `tandem away`."""
     path = AWAY / account(os.getuid())
     if not own_files():
-        # Somebody else may have a file or a link with this name. It is neither opened nor followed.
+        # Another user's file or link of this name is neither opened nor followed.
         if os.path.lexists(path):
             path = path.with_name("{}.{}".format(path.name, os.getpid()))
         try:
@@ -121,16 +127,13 @@ def away():
     leaves = (
         "The run on this PC saves a checkpoint and ends, usually within 10 s and always within 45 s"
     )
-    print(
-        "{}: no run uses this PC until you type `tandem back`.".format(
-            leaves if runs() else "No run is here"
-        )
-    )
+    state = leaves if runs() else "No run is here"
+    print("{}: no run uses this PC until you type `tandem back`.".format(state))
     return 0
 
 
-def back():
-    """Take it back."""
+def take_no_back():
+    """Allow this PC to runs again: `tandem back`."""
     paths = own_files()
     for path in paths:
         try:
@@ -141,26 +144,22 @@ def back():
         print("You had not said no.")
     names = ", ".join(sorted(refusals()))
     if names:
-        print(
-            "{} also typed `tandem away`: only that user or root can type `tandem back`.".format(
-                names
-            )
-        )
+        text = "{} also typed `tandem away`: only that user or root can type `tandem back`."
+        print(text.format(names))
     else:
         print("Training may use this PC again, as `tandem who` shows.")
     return 0
 
 
-def desktop():
-    """Print whether the desktops at this PC's seats tell systemd-logind that nobody uses them."""
-    names = [
-        line.split()[0]
-        for line in output(["loginctl", "list-sessions", "--no-legend"]).split("\n")
-        if line
-    ]
+def describe_desktops():
+    """Print if the desktops at this PC's seats tell systemd-logind when nobody uses them."""
+    # A guard sees from this that nobody is at the machine. "2 1000 anna seat0 tty2" is a session.
+    lines = output(["loginctl", "list-sessions", "--no-legend"]).split("\n")
+    names = [line.split()[0] for line in lines if line]
     sessions = []
     for name in names:
-        argv = ["loginctl", "show-session", name, *("--property=" + field for field in SEAT)]
+        fields = ["--property=" + field for field in SESSION_FIELDS]
+        argv = ["loginctl", "show-session", name, *fields]
         lines = [line.partition("=") for line in output(argv).split("\n")]
         session = {key: value for key, _, value in lines}
         if session.get("Seat") and session.get("Class", "").startswith("user"):
@@ -183,7 +182,7 @@ def desktop():
     return 0
 
 
-VERBS = {"who": who, "away": away, "back": back, "desktop": desktop}
+VERBS = {"who": print_users, "away": say_no, "back": take_no_back, "desktop": describe_desktops}
 
 
 def main(words):

@@ -1,9 +1,10 @@
-"""Compute as training does. Prints the correct results as JSON, or exits with the wrong one.
+"""Compute as training does. Prints the results as JSON if they are correct, or exits with an error.
 
-proof.py cards COUNT                           a matrix product in each precision on each card
+proof.py cards COUNT                           a matrix product in each precision on each GPU
 proof.py sum BACKEND RANK WORLD MASTER PORT    one sum over all machines, by gloo or nccl
 
-Runs on the environment's Python, torch 1.12 or newer.
+Role prove runs this file on the environment's Python, with torch 1.12 or newer, after it has
+installed everything. planning/reading.py reads the result of `cards`.
 """
 
 import json
@@ -16,7 +17,7 @@ SIDE = 128  # of matrices of -1, 0 and 1: every precision can represent their pr
 
 
 def precisions(device):
-    """Return {name: type} of the precisions that a device has in hardware; of a CPU, only fp32."""
+    """Return {name: type} of the precisions that a device has in hardware; only fp32 for a CPU."""
     types = {"fp32": torch.float32}
     if device.type == "cuda":
         types["fp16"] = torch.float16
@@ -27,11 +28,11 @@ def precisions(device):
 
 def products(device):
     """Return the names of the precisions, if a matrix product in each is exact. Exits otherwise."""
-    first, second = (torch.randint(-1, 2, (SIDE, SIDE)) for _ in range(2))
-    exact = first @ second  # on the CPU, in whole numbers
+    left, right = (torch.randint(-1, 2, (SIDE, SIDE)) for _ in range(2))
+    exact = left @ right  # on the CPU, in whole numbers
     types = precisions(device)
     for name, kind in types.items():
-        product = first.to(device, kind) @ second.to(device, kind)
+        product = left.to(device, kind) @ right.to(device, kind)
         if not torch.equal(product.to("cpu", torch.int64), exact):
             raise SystemExit("its product in %s is wrong" % name)
     return list(types)
@@ -61,6 +62,7 @@ def total(backend, rank, world, master, port):
         world_size=int(world),
         timeout=timedelta(seconds=60),
     )
+    # Rank 0 has ones, rank 1 twos, and so on. float32 represents their sum exactly.
     values = torch.full((1 << 20,), int(rank) + 1.0, device=device)
     dist.all_reduce(values)
     expected = int(world) * (int(world) + 1) / 2

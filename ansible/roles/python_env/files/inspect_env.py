@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 def version_of(package):
     try:
-        return version(package).split("+")[0]
+        return version(package).split("+")[0]  # "2.15.0+cu126" -> "2.15.0"
     except PackageNotFoundError:
         return None
 
