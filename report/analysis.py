@@ -19,7 +19,7 @@ from report.bottleneck import find_bottleneck
 from report.coverage import add_basis
 from report.files import Entry, last_of
 from report.measure import Step
-from report.read import RunRecord, read_run
+from report.read import RankRecord, RunRecord, read_run
 from report.rerun import TooShort, advised_lines, too_short, tried_advice
 from report.usage import MemoryUsage, ResourceUsage, Usage, gpu_joules, memory_usage, usage_of
 from report.verdict import UNTIMED, Verdict, explain, headline_of
@@ -71,6 +71,8 @@ def analyse(folder: Path) -> Analysis:
     # A run that is too short has neither a bottleneck nor advice.
     evidence = uses.in_attempt(step.attempt if step else None)
     short = too_short(run, step, summary["epochs"])
+    if short and step and has_settled_bottleneck(records, step, run, evidence):
+        short = None
     cause = "none" if short else find_bottleneck(step, evidence)
     advice = NO_ADVICE if short else advise(step, cause, start, evidence, run.plan.options or {})
     remedies = filter(None, (*advice.remedies, advice.combined))
@@ -184,6 +186,20 @@ def status_of(run: RunRecord) -> str:
 
 def hosts_in_attempt(run: RunRecord, attempt: int | None) -> list[str]:
     return sorted({record.host for record in run.ranks if record.attempt == attempt})
+
+
+def has_settled_bottleneck(
+    records: list[RankRecord], step: Step, run: RunRecord, evidence: ResourceUsage
+) -> bool:
+    """Return whether a run whose steps still change has one bottleneck all the same: the last steps
+    agree with each other, and have the bottleneck of the mean step."""
+    # Loaders that read ahead shorten the first steps, and a device may need time to warm up. Both
+    # change the length of steps without changing what limits them.
+    last = [record.cut_to_last(0.0, measure.LEAST_STEPS) for record in records]
+    last_step = measure.step_of_ranks(last, run.program)
+    if last_step.missing_for_verdict:
+        return False
+    return find_bottleneck(last_step, evidence) == find_bottleneck(step, evidence)
 
 
 def last_hosts(run: RunRecord) -> list[str]:

@@ -41,27 +41,40 @@ def words_of(line):
 
 
 @pytest.mark.parametrize(
-    ("settings", "judged", "faster"),
+    ("settings", "judged", "settled", "faster"),
     [
-        ({"steps": 20}, False, 1),
-        ({"steps": 20}, False, 0.01),
-        ({"steps": 21}, True, 1000),
-        ({"steps": 60, "slow_steps": 18}, False, 1),  # 1.17 times the second half
-        ({"steps": 60, "slow_steps": 12}, True, 1),  # 1.11 times
-        ({"steps": 201, "slow_steps": 60}, True, 1),
+        ({"steps": 20}, False, False, 1),
+        ({"steps": 20}, False, False, 0.01),
+        ({"steps": 21}, True, True, 1000),
+        # 1.17 times the second half, but computing is the bottleneck of the last steps, too.
+        ({"steps": 60, "slow_steps": 18}, True, False, 1),
+        ({"steps": 60, "slow_steps": 12}, True, True, 1),  # 1.11 times
+        ({"steps": 201, "slow_steps": 60}, True, True, 1),
     ],
 )
 def test_steps_decide_whether_a_run_can_be_judged_and_not_seconds(
-    tmp_path, settings, judged, faster
+    tmp_path, settings, judged, settled, faster
 ):
-    """Everywhere."""
+    """`settled`: its mean step can also be compared with that of another run."""
     step = {name: seconds / faster for name, seconds in STEP.items()}
     analysis = run(tmp_path, step=step, epochs=1, **settings)
     assert (analysis.too_short is None) == judged
     for shown in (" ".join(text_of(analysis).split()), page_of(analysis)):
         assert ("too short to judge" in shown, "bottleneck" in shown) == (not judged, judged)
-    assert (Follower(tmp_path / "run").look().judgement is not None) == judged
-    assert bool(read_compared_run(tmp_path / "run").step.missing_for_verdict) != judged
+    assert (Follower(tmp_path / "run").look().judgement is not None) == settled
+    assert bool(read_compared_run(tmp_path / "run").step.missing_for_verdict) != settled
+
+
+def test_a_short_run_whose_bottleneck_changes_is_too_short_to_judge(tmp_path):
+    def wait(line):
+        if line.get("step", 60) < 30:
+            line["seconds"]["data"] = 1.0
+        return line
+
+    folder = RunBuilder(tmp_path / "run", steps=60, epochs=1).write()
+    for path in folder.glob("nodes/*/*.steps.jsonl"):
+        change_lines(path, wait)
+    assert analyse(folder).too_short is not None
 
 
 def test_steps_that_are_far_from_equal_need_not_agree_better_than_chance_lets_them(tmp_path):
