@@ -29,7 +29,7 @@ def problems(machines: OpenMachines, needs: Needs, control: ControlFacts) -> lis
     between them."""
     hosts, facts, program = machines.hosts, machines.facts, needs.program
     node_devices: dict[str, devices.NodeDevices] = {}
-    findings = master(hosts)
+    findings = master(hosts)  # torch's MASTER_ADDR, which is the address of node 0
     if control.disk_free < DISK_LOW:  # logs, records and checkpoints come to the control node
         code = "control-disk-full" if control.disk_free < 2 * DISK_FULL else "control-disk-low"
         findings.append(problem(code, free=control.disk_free >> 20))
@@ -41,18 +41,20 @@ def problems(machines: OpenMachines, needs: Needs, control: ControlFacts) -> lis
     machine_problems = []
     for host in hosts:
         node_facts = facts[host.name]
-        # A driver that fails hides its GPUs, so such a machine is judged as one that has GPUs.
+        # A machine may have GPUs that nobody has found: a driver that fails hides them, and if
+        # `assign` refused, no machine has devices. Such a machine is judged as one that has GPUs.
         has_gpus = host.name not in node_devices or node_devices[host.name].kind == "cuda"
-        on_gpus = has_gpus or bool(node_facts.gpus.error)
-        on_gpus = on_gpus and devices.wants_gpus(host, program.device)
+        may_have_gpus = has_gpus or bool(node_facts.gpus.error)
+        on_gpus = may_have_gpus and devices.wants_gpus(host, program.device)
         machine_problems += [*_software(host, node_facts, on_gpus), *data(host, node_facts, needs)]
         machine_problems += _state(host, node_facts, needs.run, on_gpus)
     findings += [*merge_problems(machine_problems), *versions(machines), *same_data(machines)]
     findings += merge_problems([*missing_data(machines, control.sources)])
-    # What the program imports, and the packages that are sent with it.
+    # What the program imports, and its layer: the packages that are sent with it.
     if needs_layer(program, machines):
         findings += python(machines)
     for host in hosts:
+        # Packages of the machine's environment on which the layer builds.
         lacks = program.layer and program.layer.differs(facts[host.name].distributions)
         if lacks:
             findings.append(problem("script-stack", host, lacks=", ".join(lacks)))
@@ -70,6 +72,7 @@ def problems(machines: OpenMachines, needs: Needs, control: ControlFacts) -> lis
     # For machines that cannot train, their precision would only add a second message.
     if not any(entry.blocks is ALWAYS for entry in findings):
         try:
+            # Called for its error only; the ranks choose the precision again.
             devices.precision(program, machines, needs.decided.get("precision"))
         except UserError as error:
             texts = map(in_words_of_make, error.problems)
@@ -109,18 +112,20 @@ def data(host: Host, facts: NodeFacts, needs: Needs) -> Iterator[Problem]:
     """Name why a machine's data folder is missing or is not a data set (contract/layout.py)."""
     folder, answer = host.data_path(needs.config.data), facts.data
     if folder and not answer.exists:
+        # `others`: the data sets next to the missing folder.
         verb = "is" if len(answer.others) == 1 else "are"
         neighbours = f"; there {verb} {', '.join(answer.others)}" if answer.others else ""
         name, is_local = Path(folder).name, host.engine.is_local
         # Provisioning copies data to other machines only: on the control node the user puts the
         # data in place.
-        hint = "" if is_local else " (data_sets in group_vars/all.yml copies them to the machines)"
+        copies_them = " (data_sets in group_vars/all.yml copies them to the machines)"
+        hint = "" if is_local else copies_them
         remedy = f"correct DATA, or put class folders into its folders train and val{hint}"
         if needs.program.data_kind == layout.FILES:
             entry = f"`data_sets: [{{name: {name}, kind: files}}]`"
-            hint = f": {entry} in group_vars/all.yml copies data/{name} to the machines"
-            remedy = f"correct DATA, or copy the folder{'' if is_local else hint}"
-        elif name == "digits":
+            copies_it = f": {entry} in group_vars/all.yml copies data/{name} to the machines"
+            remedy = f"correct DATA, or copy the folder{'' if is_local else copies_it}"
+        elif name == "digits":  # the small data set that Tandem makes itself
             remedy = host.engine.data_hint
         elif name == "imagenet":
             remedy = (
@@ -156,6 +161,7 @@ def _state(host: Host, facts: NodeFacts, run: str | None, on_gpus: bool) -> Iter
     }
     if other_runs:
         yield problem("machine-busy", host, holders="; ".join(sorted(other_runs)))
+    # If `run` itself still holds the machine, the processes on its GPUs may be those of `run`.
     elif not facts.runs and on_gpus and facts.gpus.processes:
         holders = [f"{job.user}: {job.command} (pid {job.pid})" for job in facts.gpus.processes]
         yield problem("gpus-busy", host, holders="; ".join(holders))
@@ -168,7 +174,8 @@ def needs_layer(program: Program, machines: OpenMachines) -> bool:
     """Return whether the program's packages have to be sent to these machines."""
     if program.requirements is None:
         return False
-    # If one machine lacks the module, all get the same version of it.
+    # Machines that all have the module `unless_module` need no layer. If one machine lacks it, all
+    # get the same version of it.
     name, facts = program.unless_module, machines.facts
     return name is None or any(name in facts[host.name].missing for host in machines.hosts)
 
@@ -218,6 +225,7 @@ def python(machines: OpenMachines) -> list[Problem]:
 def same_data(machines: OpenMachines) -> list[Problem]:
     """Name parts of the data that differ between machines."""
     findings = []
+    # Data of the kind FILES have one listing, which has the name of the kind instead of a split's.
     for split in (*layout.SPLITS, layout.FILES):
         values = {}
         for host in machines.hosts:
@@ -237,6 +245,7 @@ def _word_split(split: str) -> str:
 def _word_size(listing: Listing) -> str:
     if listing.classes:
         return f"{pluralize(listing.images, 'image')} in {pluralize(listing.classes, 'class')}"
+    # Without classes it lists files of any kind, which count as `images`.
     return f"{pluralize(listing.images, 'file')} of {listing.bytes:,} bytes"
 
 

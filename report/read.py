@@ -1,8 +1,9 @@
 """Read a run's folder, during the run and afterwards: no other module does.
 
 `make status`, `make top`, the report, comparisons and sweeps take their figures from a RunRecord.
-boundary/run_files.py defines each record, and docs/run-directory.md the folder. The number of lines
-that are no records is in `RunRecord.missing`. This module computes no means: measure.py does.
+boundary/run_files.py defines each record, and docs/run-directory.md the folder. A sentence in
+`RunRecord.missing` says how many lines were not records. This module computes no means: measure.py
+does.
 """
 
 from __future__ import annotations
@@ -25,16 +26,20 @@ from contract.errors import UserError
 from contract.records import CATEGORIES
 from report.files import Entry, Growing, files_of_hosts, natural, read_object, time_of
 
-# Lines of steps in memory (116 bytes each), of all ranks together. Neighbouring lines of a longer
-# run are joined, but each rank has at least LEAST_LINES lines in each attempt.
+# A line of kind `step` is about one or more steps. At most so many lines are in memory (116 bytes
+# each), of all ranks together. Neighbouring lines of a longer run are joined, but each rank has at
+# least LEAST_LINES lines in each attempt.
 MOST_STEPS, LEAST_LINES = 1_000_000, 8
 MOST_OTHER_LINES = 4000  # lines of each rank that are not steps; older lines are dropped
-MOST_RECORDS = 4096  # ranks and attempts
+MOST_RECORDS = 4096  # RankRecords: one for each rank in each attempt
 LARGEST_STRIDE = 1 << 60  # steps; no run has so many
 RECENT_LINES = 100  # of a machine, for a view of its present state
 STALL_SECONDS = 5.0  # after which a rank records where it is
 BETWEEN = "between_epochs"
-TIMED = tuple(name for name in CATEGORIES if name not in ("start_stop", BETWEEN))  # in the loop
+# The categories in `StepColumns.seconds`: start_stop is not in the loop, and the seconds of BETWEEN
+# are in the column `between`.
+TIMED = tuple(name for name in CATEGORIES if name not in ("start_stop", BETWEEN))
+# The columns of StepColumns that are arrays; `seconds` and `scalars` are dictionaries of arrays.
 COLUMNS = ("count", "step", "samples", "clock", "longest", "loss", "exact", "between")
 
 
@@ -53,12 +58,13 @@ class StepColumns:
     clock: array[float] = field(default_factory=doubles)  # seconds of the loop, at the line's end
     longest: array[float] = field(default_factory=doubles)  # seconds of the line's longest step
     loss: array[float] = field(default_factory=doubles)  # NaN between log points
-    exact: array[int] = field(default_factory=lambda: array("b"))  # 1 in the warm-up of a strategy
+    exact: array[int] = field(default_factory=lambda: array("b"))  # 1: exact sums, as in a warm-up
     between: array[float] = field(default_factory=doubles)  # seconds between epochs, before a step
     seconds: dict[str, array[float]] = field(
         default_factory=lambda: {name: doubles() for name in TIMED}
     )
-    scalars: dict[str, array[float]] = field(default_factory=dict)  # NaN if not recorded or finite
+    # NaN: the scalar was not recorded, or was not finite.
+    scalars: dict[str, array[float]] = field(default_factory=dict)
     limit: int = MOST_STEPS
     stride: int = 1  # joined lines end at step numbers that are multiples of `stride`
 
@@ -114,11 +120,11 @@ class StepColumns:
 
     def _join(self) -> None:
         """Join all lines between two multiples of `stride`, exact steps apart from other steps."""
-        # Lines with equal keys are joined. Step numbers beyond LARGEST_STRIDE cannot be those of a
-        # run, and then all lines get the same key.
-        valid = self.stride < LARGEST_STRIDE
+        # Lines with equal keys are joined. Only lines that no run writes let `stride` grow to
+        # LARGEST_STRIDE. They all get the same key, which joins them in any case.
+        is_possible = self.stride < LARGEST_STRIDE
         keys = [
-            ((step - 1) // self.stride, exact) if valid else (0, 0)
+            ((step - 1) // self.stride, exact) if is_possible else (0, 0)
             for step, exact in zip(self.step, self.exact)
         ]
         # Line 0 stays by itself. Keys a, a, a, b, b give the ends 0, 2 and 4.
@@ -131,7 +137,7 @@ class StepColumns:
             column[:] = array(column.typecode, [combine(column[span]) for span in spans])
 
         def last_number(values: array[Any]) -> Any:
-            # NaN differs from itself.
+            # The last value that is a number: NaN differs from itself.
             return next((value for value in reversed(values) if value == value), math.nan)
 
         summed: list[array[Any]] = [self.count, self.samples, self.between]
@@ -177,15 +183,18 @@ class RankRecord:
     steps: StepColumns = field(default_factory=StepColumns)
     evaluations: list[TimedEvaluation] = field(default_factory=list)
     other_lines: deque[OtherLine] = field(default_factory=lambda: deque(maxlen=MOST_OTHER_LINES))
-    # The newest line, if it is a `stall` line: where the rank was when a step took long.
+    # The newest line, if it is a `stall` line: where the rank was when a step took long. Any other
+    # line makes it blank again.
     stall: run_files.Stall = field(default_factory=run_files.Stall)
-    is_stalled: bool = False  # the rank has not yet written the line with the stall's seconds
+    # True from a `stall` line until the line with the stall's seconds, which may come later than
+    # other lines.
+    is_stalled: bool = False
     stalls: deque[Stalled] = field(default_factory=lambda: deque(maxlen=MOST_OTHER_LINES))
     unix: float = field(default=0.0, repr=False)  # when the file grew, by this machine's clock
     epoch: int | None = None  # of the last step, from 0
     loss: float | None = None  # at the last log point, like top1
     top1: float | None = None
-    epochs_begun: int = 0  # after the first epoch
+    epochs_begun: int = 0  # not counting the first epoch
     not_finite: dict[str, int] = field(default_factory=dict)  # scalar -> first step with NaN or inf
     unsummed: int = 0  # the most steps in a row whose gradients were not summed
     is_uncounted: bool = False  # the program could not count the samples of some step
@@ -206,9 +215,11 @@ class RankRecord:
         index = max(0, sum(clock < since for clock in self.steps.clock) - 1)
         while index and sum(self.steps.count[index + 1 :]) < least_steps:
             index -= 1
+        # The other lines must cover the same time as the lines of steps.
         since = min(since, self.steps.clock[index]) if len(self.steps) else since
         other_lines = deque(line for line in self.other_lines if line.clock >= since)
         steps = self.steps.since(index)
+        # Without the work between epochs, which is in `steps.between`.
         spent: dict[str, float] = {name: sum(values) for name, values in steps.seconds.items()}
         for line in other_lines:
             add(spent, line.seconds)
@@ -229,12 +240,14 @@ class RankRecord:
         add(self.seconds, line.seconds)
         clock = self.clock
         if self.is_stalled:
-            # Lines of short steps may precede the line of the long step with the stall's seconds.
+            # Lines of short steps may precede the line of the long step with the stall's seconds. A
+            # line about an evaluation or saving, which may take long, ends the stall unrecorded.
             spent = sum(line.seconds.values()) if line.longest is None else line.longest
             if spent >= STALL_SECONDS and kind in ("step", "end"):
                 self.stalls.append(Stalled(clock - spent, spent))
             self.is_stalled = spent < STALL_SECONDS and kind == "step"
         if kind == "step":
+            # A script records its loss as a scalar, and the trainer in a field of its own.
             loss = line.scalars.get("loss", line.loss)
             self.loss = self.loss if loss is None else loss
             self.top1 = self.top1 if line.top1 is None else line.top1
@@ -252,10 +265,11 @@ class RankRecord:
         self.other_lines.append(OtherLine(clock, line.seconds))
         if kind == "evaluate":
             scores = convert_what_fits(entry, run_files.Evaluation)
-            if scores.samples == 0:  # older records have an accuracy of no images
+            if scores.samples == 0:  # older records have scores even then
                 scores.top1 = scores.top5 = scores.loss = None
             if scores.epoch is not None:
-                del self.evaluations[MOST_OTHER_LINES - 1 :]  # the newest evaluation always fits
+                # In a full list the newest evaluation replaces the one before it.
+                del self.evaluations[MOST_OTHER_LINES - 1 :]
                 self.evaluations.append(TimedEvaluation(clock, scores))
         if kind == "end":
             self.end = convert_what_fits(entry, run_files.RankEnd)
@@ -275,13 +289,13 @@ class Machine:
     # Each iteration reads the files again, because the lines of weeks fill hundreds of megabytes.
     files: list[tuple[Path, int]] = field(default_factory=list)  # with their attempts
     recent: deque[Entry] = field(default_factory=lambda: deque(maxlen=RECENT_LINES))  # the newest
-    stacks: Entry = field(default_factory=dict)  # the newest line on where silent ranks are
+    stacks: Entry = field(default_factory=dict)  # the newest `stacks` line: frames of silent ranks
     unix: float = 0.0  # when the file grew last, by this machine's clock
 
     @property
     def mono(self) -> float:
-        """The machine's clock at its newest line, in seconds."""
-        return time_of(self.recent[-1].get("mono")) or 0.0 if self.recent else 0.0
+        """The machine's clock at its newest line, in seconds; 0 if `recent` is empty."""
+        return (time_of(self.recent[-1].get("mono")) or 0.0) if self.recent else 0.0
 
     def __iter__(self) -> Iterator[Entry]:
         """Yield all lines of the machine, oldest first, each with its attempt."""
@@ -337,7 +351,8 @@ class RunRecord:
 
     @property
     def nodes_per_machine(self) -> dict[str, int]:
-        """Host -> number of nodes that are processes of its machine (connection `local`)."""
+        """Host -> number of nodes on its machine, for nodes of connection `local`. All of them are
+        processes of the control node, so each host has the same number."""
         nodes = [node for node in self.plan.nodes if node.connection == "local"]
         local = [node.host for node in nodes if node.host is not None]
         return {host: len(local) for host in local}
@@ -371,7 +386,8 @@ def read_run(folder: Path) -> RunRecord:
     return Reader(folder).read()
 
 
-# `rank3.1.steps.jsonl` has the steps of rank 3 in attempt 1, `machine.1.jsonl` the samples of it.
+# In attempt 1 rank 3 writes its steps to `rank3.1.steps.jsonl`, and the guard of its machine writes
+# the state of the machine to `machine.1.jsonl`.
 RANK_FILE = re.compile(r"rank([0-9]{1,9})\.([0-9]{1,9})\.steps\.jsonl")
 MACHINE_FILE = re.compile(r"machine\.([0-9]{1,9})\.jsonl")
 
@@ -404,7 +420,7 @@ class Reader:
                 f"{folder} is not a run directory: it has neither plan.json nor nodes/. Type "
                 "the folder of one run."
             )
-        end = convert_what_fits(attempts, run_files.RunEnd)
+        run_end = convert_what_fits(attempts, run_files.RunEnd)
         files = files_of_hosts(nodes)
         # All ranks share MOST_STEPS lines, so a new rank leaves fewer lines for the other ranks.
         names = [(host, path.name) for host, paths in files.items() for path in paths]
@@ -424,8 +440,8 @@ class Reader:
         run = RunRecord(
             folder=folder,
             plan=convert_what_fits(plan, run_files.RunPlan),
-            attempts=end.attempts,
-            status=end.status,
+            attempts=run_end.attempts,
+            status=run_end.status,
             ranks=[self._ranks[key] for key in sorted(self._ranks)],
             exits=self._exits,
             machines=self._machines,
@@ -476,7 +492,7 @@ class Reader:
         if path not in self._files:
             self._files[path] = Growing(path)
             machine.files.append((path, attempt))
-        # A guard that ended in order wrote an `exit` line as the last line of its file.
+        # Unless a guard was killed, the last line of its file is an `exit` line.
         end = Growing(path).read_last_object() if (host, attempt) not in self._exits else None
         if end and end.get("kind") == "exit":
             self._exits[host, attempt] = convert_what_fits(end, run_files.GuardEnd)

@@ -7,7 +7,6 @@ Ansible's variables.
 
 import dataclasses
 import re
-from typing import Any
 
 from . import PlanError, reading, stacks
 from . import driver_candidates as candidates
@@ -36,8 +35,8 @@ class Toolkit:
 
     folder: str  # "/usr/local/cuda-12.6"
     link: str  # the path of the link to the folder
-    bundle: str  # folder of the files, in bundle/installers
-    parts: tuple[Any, ...]  # Components
+    bundle: str  # the folder in bundle/installers that has the files
+    parts: tuple[Component, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +50,11 @@ class Foreign:
 
 @dataclasses.dataclass(frozen=True)
 class Apex:
-    """apex, which each machine builds: root would run code of a wheel from another machine."""
+    """apex. Each machine builds its own: with a wheel that another machine built, root would run
+    code from that machine."""
 
     part: Component
-    bundle: str  # folder of the file, in bundle/installers
+    bundle: str  # the folder in bundle/installers that has the file
     extensions: bool
     reason: str  # why apex gets CUDA extensions or no extensions
     arch_list: str  # TORCH_CUDA_ARCH_LIST, from the machine's GPUs
@@ -66,14 +66,17 @@ def toolkit_plan(machines, stack, settings, table):
     """Return {host: {"toolkit": Toolkit or None, "found": Foreign or None, "apex": Apex or None}}.
 
     The values are dictionaries with the fields of these classes. Only "toolkit" and "apex" will be
-    installed. stack: the result of stacks.resolve; settings: {"toolkit", "apex",
-    "apex_extensions"}, each auto, true or false. Raises PlanError if a setting is impossible.
+    installed. stack: the result of stacks.resolve; table: `stacks` of ansible/stacks.yml;
+    settings: {"toolkit", "apex", "apex_extensions"}, each auto, true or false. Raises PlanError if
+    a setting is impossible.
     """
     machines = [reading.known(machine) for machine in machines]
     settings = {name: _read_switch(name, value) for name, value in settings.items()}
     foreign = {
         machine.host: foreign_toolkit(machine, stack, settings, table) for machine in machines
     }
+    # A machine with a foreign toolkit gets none of Tandem's, unless toolkit is true and the foreign
+    # one cannot be used.
     with_toolkit = [
         machine
         for machine in machines
@@ -108,6 +111,7 @@ def foreign_toolkit(machine, stack, settings, table):
     settings: as in toolkit_plan.
     """
     name = stack.get("toolkit")
+    # machine.toolkits: {folder: version}, without the toolkits that Tandem installed.
     folders = [folder for folder in (f"{LINK}-{name}", LINK) if folder in machine.toolkits]
     if not folders or _read_switch("toolkit", settings["toolkit"]) == "false":
         return None
@@ -141,7 +145,8 @@ def _read_switch(name, value):
 
 def _gets_toolkit(machine, stack, settings, table):
     """Return true if settings and stack give the machine a toolkit, whoever installs it."""
-    # Training needs no toolkit, so auto installs one only if nvcc could build apex with it.
+    # Training needs no toolkit, so auto installs one only if nvcc could build apex with it, in a
+    # stack whose row asks for it, and not on machines that keep their driver (driver_policy).
     if settings["toolkit"] == "auto":
         has_use = stack.get("toolkit_default") and stacks.known_gpus(machine, table)
         return bool(has_use and not machine.driver_kept and not compiler_obstacle(machine, stack))
@@ -215,7 +220,7 @@ def _plan_apex(machine, foreign, obstacle, stack, table):
         bundle=f"apex-{stack['apex']}",
         extensions=not obstacle,
         reason=obstacle or f"gcc {gcc}{f' by {package}' if package else ''}",
-        arch_list=";".join(f"{sm // 10}.{sm % 10}" for sm in sms),
+        arch_list=";".join(f"{sm // 10}.{sm % 10}" for sm in sms),  # sm 86 is "8.6"
         cuda_home="" if obstacle else toolkit_folder,
         compiler="" if obstacle else package,
     )
@@ -254,11 +259,12 @@ def compiler_obstacle(machine, stack):
 
 def compiler(machine, stack):
     """Choose (version, package) of the gcc for extensions; package "": the machine's own gcc."""
-    # If the release's gcc is too new, the newest suitable version of the archive is used.
+    # The machine's gcc, or the gcc that its distribution would install. If that is too new, the
+    # newest g++ that is old enough is used, of those that are installed or that apt offers.
     present = machine.gcc or candidates.packaged_gcc_version(machine)
     if present is None or stacks.version(present)[0] <= stack["gcc"]:
         return present, ""
-    packages = {**machine.offered, **machine.packages}
+    packages = {**machine.offered, **machine.packages}  # {name: version}
     older = {int(match[1]): name for name in packages if (match := COMPILER.match(name))}
     fitting = [number for number in older if number <= stack["gcc"]]
     if not fitting:

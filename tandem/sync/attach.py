@@ -100,7 +100,7 @@ class Attached:
         self._printed_notes: Set[str] = set()
         self.scaled_spec = parse(spec).for_family(self.family).spec
         self.steps = 0  # begun so far; the pass of `warm_up_buckets` does not count
-        self.exact = True  # whether the last step summed exactly
+        self.exact = True  # whether the newest step sums exactly
         self._loss_scale: Optional[float] = None  # of the next step, if a forward has read it
         # Ranks with more samples count more: `average` multiplies gradients by this rank's weight.
         self._step_weights, self._rank_weight = StepWeights(), 1.0
@@ -109,10 +109,12 @@ class Attached:
         self._in_dummy_pass = False  # `warm_up_buckets` runs
         self._model: Callable[[], Any] = lambda: None  # a weak reference, from `connect` on
         self._unsummed: Optional[UnsummedSteps] = None
-        self._finalizer: Optional[Callable[[], Any]] = None  # from `connect` to `detach`
+        # Ends the strategy. Set from `connect` to `detach`; without it `average` sums as DDP would.
+        self._finalizer: Optional[Callable[[], Any]] = None
 
     def __reduce__(self) -> Tuple[Any, ...]:
-        """Copy or save the arguments only: a copied model has no process groups, and DDP sums."""
+        """Copy or save two of the arguments only. A copied model has no process groups and no hook,
+        so DDP itself sums the copy's gradients."""
         return Attached, (self.spec, self.warmup_steps)
 
     def connect(self, device: torch.device, group: Any, model: Any = None) -> None:
@@ -122,7 +124,7 @@ class Attached:
             self.patience = find_timeout(group, device).total_seconds()
         exchange = Exchange(timedelta(seconds=self.patience))
         self.world, self.device = exchange.size, device
-        SUMS.share(device)
+        SUMS.share(device)  # from now on the machine's guard sees which sums this rank has entered
         # Find out which ranks share a machine. Several nodes of the launcher may run on one
         # machine, so the node's number comes before the host name. The caller's numbers come first.
         process = read_coordinates(os.environ)
@@ -135,7 +137,8 @@ class Attached:
                     f"{self.world} ranks: pass one machine number for each rank."
                 )
             machine = str(self.machines[exchange.rank])
-        # Ranks with different strategies would send bytes that their peers cannot decode.
+        # Ranks with different strategies would send bytes that their peers cannot decode. `ranks`:
+        # such a list from each rank, in rank order.
         ranks = exchange.json([machine, host, self.scaled_spec, self.warmup_steps])
         arguments = {(spec, steps) for _, _, spec, steps in ranks}
         if len(arguments) > 1:
@@ -152,7 +155,8 @@ class Attached:
         self.sync = make(self.effective_spec, self.patience)
         topology = Topology(nodes, exchange.rank).connect(self.patience)
         self.sync.setup(device, topology)
-        # `setup` may compile kernels for longer than a step may wait; the exchange waits longer.
+        # `setup` may compile kernels for longer than `patience`, and a step would then fail. So the
+        # ranks meet here first: the exchange waits for at least 30 minutes.
         exchange.meet()
         exchange.end()
         if self.sync.strategy.rule.warms:  # only such strategies keep rounding errors
@@ -291,8 +295,8 @@ class Attached:
             ) from error
 
     def detach(self) -> None:
-        """End threads, memory and connections; from the next step on DDP sums exactly. Collective,
-        between two steps."""
+        """End threads and connections, and free memory; from the next step on DDP sums exactly.
+        Call this between two steps. Collective."""
         if self._finalizer is not None:
             # No rank may end its groups while another rank still sums.
             sum_over_ranks(torch.zeros(1, device=self.device)).wait()
@@ -423,22 +427,23 @@ def attach(
 
     `spec`: a strategy of `--sync`, such as "ef:5" or "bf16" (docs/slow-networks.md).
     `warmup_steps`: the number of first steps with exact sums. The first backward always sums
-    exactly. Each step does so while `attach` cannot know which sums an optimizer uses. Rounding
-    errors of sums that no step uses are dropped.
+    exactly. Later steps also sum exactly as long as `attach` cannot know which sums an optimizer
+    uses. Rounding errors of sums that no step uses are dropped.
     `scaler`: the GradScaler that scales the loss.
     `patience`: the seconds until a silent peer is an error; by default DDP's own timeout.
     `machines`: a number for each rank, the same for ranks of one machine; by default `attach` finds
     out where ranks run. `ef` codes only between machines: machines=range(world size) shows the
     effect of `ef` on a single PC.
     `optimizer`: the object whose `step` changes the weights; `attach` then sees its steps. With SGD
-    `ef` scales each block by its largest value, otherwise by a scale for each value.
+    `ef` scales each block by its largest value (`peak`), otherwise each value by its own scale.
 
-    Adam and similar optimizers learn less with ef's peak scale (docs/slow-networks.md, "With
+    Adam and similar optimizers learn less with scale `peak` (docs/slow-networks.md, "With
     Adam"): rank 0 then prints a warning to stderr.
 
     Returns the object that averages; its `detach` ends the averaging. Raises UserError for an
     argument or a model that no strategy supports, and if the ranks pass different arguments. From
-    then on backward raises RuntimeError if a peer is lost. Sources: feedback.py and codec.py."""
+    then on backward raises RuntimeError if a peer is lost. feedback.py and codec.py name the papers
+    behind the strategies."""
     attached = Attached(spec, warmup_steps, scaler, patience, machines, optimizer)
     attached.register(model)
     if dist.get_rank() == 0:

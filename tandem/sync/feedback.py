@@ -1,4 +1,4 @@
-"""Send a few levels per value, and add the rounding errors to the next step: error feedback, `ef`.
+"""Round values to a few levels, and add the errors in the next step: error feedback, `ef`.
 
 `attach.py` calls this strategy, `codec.py` rounds, and `carrier.py` sends. Each sender keeps its
 rounding errors. If several ranks share a machine, only their leader sends. Rounding errors are
@@ -6,12 +6,13 @@ parts of gradients, so they are multiplied by the loss scale and follow its chan
 
 After an overflow the optimizer skips the step. The strategy then discards the step's errors, and
 its state stays as it was. Each rank sees an overflow in the sums that it receives: they are not
-finite. `settle` undoes sums that no optimizer used, such as a discriminator's sums in its
-generator's step.
+finite. `settle` undoes what sums changed in the state if no optimizer used them, such as a
+discriminator's sums in its generator's step.
 
-Per-value scales come from a running mean of the squares of the sums. All ranks receive the same
-sums, so these means are bit for bit equal on all ranks. Ranks update the means in each finite step,
-also in exact steps. A checkpoint holds the means once, by the parameters' names.
+Per-value scales (`own`, see codec.py) have nothing to do with the loss scale. They come from a
+running mean of the squares of the sums. All ranks receive the same sums, so these means are bit for
+bit equal on all ranks. Ranks update the means in each finite step, also in exact steps. A
+checkpoint holds the means once, by the parameters' names.
 """
 
 import dataclasses
@@ -43,8 +44,8 @@ class BucketState:
     `current`: tensors that the last step left. `pending`: tensors that this step writes.
     `finite`: whether this step's sum is finite; None until the step sums this bucket.
     `parameters`: those of the bucket, in the order of their values. `starts`: the index in the
-    bucket at which each tensor begins. `fallback`: the tensors before the first of several sums
-    that no optimizer has used yet.
+    bucket at which each tensor begins. `fallback`: while sums wait in .grad for an optimizer step,
+    the tensors as they were before the first of these sums; otherwise None.
     """
 
     current: List[torch.Tensor]
@@ -53,7 +54,8 @@ class BucketState:
     parameters: Sequence[torch.Tensor] = ()
     starts: Sequence[int] = (0,)
     fallback: Optional[List[torch.Tensor]] = None
-    can_undo = False  # `pending` still holds `current` as it was before the last sum
+    # True if `pending` holds `current` as it was before the last sum. No field of the dataclass.
+    can_undo = False
 
     @classmethod
     def blank(cls, sizes: Sequence[int], device: torch.device) -> "BucketState":
@@ -67,12 +69,13 @@ class BucketState:
         if keep:
             self.current, self.pending = self.pending, self.current
             return
-        # A NaN would stay where the next step has no gradient.
+        # In the padding behind a bucket's values, to which no step copies values, a NaN would stay.
         for tensor in self.pending:
             tensor.zero_()
 
     def settle(self, unused: Unused) -> None:
-        """Undo zeroed sums, and remember the state before sums that a step may still use."""
+        """Undo in the state the sums that were zeroed. For sums that a step may still use, keep the
+        earlier state as `fallback`: they may be zeroed later."""
         # After `close` has swapped the tensors, `pending` holds the state before the last sum.
         earlier = self.pending if self.fallback is None and self.can_undo else self.fallback
         self.can_undo = False
@@ -104,8 +107,8 @@ class Squares(BucketState):
     """Running mean squares of one bucket's sums: one tensor, padded with zeros to whole shards."""
 
     def settle(self, unused: Unused) -> None:
-        # A step's last sum contains its earlier sums, so the means may use only the last sum. Each
-        # earlier sum is undone like a zeroed one.
+        # A sum that waits in .grad is contained in the next sum of the same step. The means must
+        # not count it twice, so it is undone like a zeroed sum.
         super().settle(dict.fromkeys(unused, False))
 
     def by_parameter(self) -> Dict[torch.Tensor, torch.Tensor]:
@@ -152,7 +155,7 @@ class ErrorFeedback(Sync):
         # The arguments of "ef:5:own" are ("5", "own").
         self.codec = CODECS[int(strategy.arguments[0])]
         self.coding: Any = Operations(self.codec)  # or kernels.Kernels, on a GPU
-        # Per-value scales are learned from the sums.
+        # Per-value scales are learned from the sums. With `for_family(None)`, `auto` means `own`.
         self.learns = strategy.for_family(None).arguments[1] == OWN
         self._squares: Dict[int, Squares] = {}  # by bucket number
         # Mean squares of parameters whose bucket is not known yet, or has been remade by DDP.
@@ -167,13 +170,14 @@ class ErrorFeedback(Sync):
         # While one bucket is sent, the other stages encode or decode the next buckets.
         exchange = Stage(self._exchange, sends=True)
         stages = [Stage(self._code), Stage(self._compress), exchange, Stage(self._take)]
+        # A rank that is no leader runs only `_make_blank`, and `_take` on its leader's broadcast.
         stages = self.topology.arrange_stages(
             stages, self._make_blank, lambda bucket: [bucket.coded]
         )
         self.carrier = Carrier(stages, device, self.patience)
         if device.type == "cuda":
             self.take_kernels(device)
-        # A message is compressed or not, so one rank without zstandard decides for all.
+        # A rank without zstandard could not read compressed messages, so then no rank compresses.
         ready_ranks = sum_over_ranks(torch.tensor(float(can_compress()), device=device)).wait()
         if ready_ranks == len(self.topology.nodes):
             self.coder = EntropyCoder()
@@ -223,6 +227,7 @@ class ErrorFeedback(Sync):
         self.exact, self.has_begun = exact, True
         if scale != self.scale:
             ratio = scale / self.scale
+            # `pending` keeps the old scale: nobody reads it before the next step overwrites it.
             errors = [[*state.current, *(state.fallback or ())] for state in self.errors.values()]
             multiply_all([tensor for tensors in errors for tensor in tensors], ratio)
             squares = [state.current[0] for state in self._squares.values()]
@@ -248,6 +253,7 @@ class ErrorFeedback(Sync):
             local_sum = sum_over_ranks(buffer, self.topology.group)
         future = self.carrier.future()
         squares = self._find_squares(bucket) if self.learns else None
+        # The first stage waits for `local_sum`.
         self.carrier.start((buffer, (self._find_errors(bucket), squares)), future, local_sum)
         return future
 
@@ -298,7 +304,7 @@ class ErrorFeedback(Sync):
         errors = {
             str(index): state.fallback or state.current for index, state in self.errors.items()
         }
-        return {"scale": self.scale, "kept": errors}
+        return {"scale": self.scale, "kept": errors}  # "kept": the errors that are kept, by bucket
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         if not isinstance(state, dict):
@@ -451,8 +457,9 @@ class ErrorFeedback(Sync):
     def _exchange(self, bucket: Bucket, group: Any) -> Bucket:
         """Send each shard to its owner, and each owner's sum to all.
 
-        One stage sends both. A second stage could send one bucket's sums while this stage sends the
-        next bucket's shards. Two ranks would then send to the same rank (see `all_to_all`).
+        One stage sends both. With two stages, one bucket's sums and the next bucket's shards could
+        travel at the same time. Two ranks would then send to the same rank, which halves the use of
+        the links (see `all_to_all`).
         """
         # Row k of `received` is machine k's codes of the shard that this rank owns.
         received = all_to_all(bucket.coded, group, self.owners, bucket.messages, self.coder)
@@ -475,7 +482,7 @@ class ErrorFeedback(Sync):
         buffer, squares = bucket.buffer, bucket.squares
         shard = shard_size(buffer.numel(), len(self.owners))
         means = (None, None) if squares is None else (squares.current[0], squares.pending[0])
-        # `largest`: the largest size of a block, or the largest square of a sum with mean squares.
+        # `largest`: the largest square of a sum; without mean squares, the largest size of a block.
         largest = self.coding.take(bucket.coded, shard, buffer, bucket.scales, *means)
         if squares is None:
             bucket.errors.finite = Flag(largest, largest_number(buffer.dtype))
@@ -486,14 +493,15 @@ class ErrorFeedback(Sync):
 
 def _flag_finite(largest_square: torch.Tensor, dtype: torch.dtype) -> Flag:
     """Return whether sums are finite in `dtype`, by the largest square of a sum. (With per-value
-    scales the sizes of blocks do not show an overflow.)"""
-    # An infinite mean square would stay infinite. `learn` stores at most square / (1 - KEPT).
+    scales a block's size is the norm of scaled values, which cannot be compared with `dtype`.)"""
+    # An infinite mean square would stay infinite. `learn` stores at most square / (1 - KEPT), and
+    # the division by 2 is a margin.
     limit = min(largest_number(dtype) ** 2, largest_number(torch.float32) * (1 - KEPT) / 2)
     return Flag(largest_square, limit)
 
 
 def largest_number(dtype: torch.dtype) -> float:
-    """Return the largest finite number of this type and of fp32, in which sums are decoded."""
+    """Return the largest number that is finite in this type and in fp32, the type of decoding."""
     return min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
 
 
