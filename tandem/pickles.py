@@ -2,10 +2,10 @@
 
 Tandem gives such a file to no other reader, not even torch.load. A check would be worth nothing if
 another reader then read the file: that reader may see other files in the same archive, or run code
-(torch 1.12). `weights_only` only prevents code. A hundred bytes may still ask for any amount of
-memory (`bytearray(n)`, a tensor larger than its storage). They may also nest values so that walking
-through the values never ends. Here the size of the file limits the memory and time for loading the
-values and for walking through them. The bytes of tensors are read directly into place.
+(torch 1.12). torch.load's `weights_only` only prevents code. A hundred bytes may still ask for any
+amount of memory (`bytearray(n)`, a tensor larger than its storage). They may also nest values so
+that walking through the values never ends. Here the size of the file limits the memory and time for
+loading the values and for walking through them. The bytes of tensors are read directly into place.
 
 Read `load_tensors` first, then `_Reader`, which executes a pickle's operations. trainer/ and
 exchange.py call `load_tensors`. trainer/writer.py calls `zip_records`.
@@ -31,6 +31,7 @@ DIMENSIONS = 64  # the most that a tensor may have
 MAX_VIEW_FACTOR = 4  # bytes of all tensors / bytes of the file: tensors may share a storage
 MAX_SHARED_VISITS = 1 << 16  # of values that occur several times; one visit to each value is free
 LARGEST_KEY = 1 << 60  # hashes of larger numbers repeat, which makes a dict slow
+# The byte of each operation -> its description, with its name and the reader of its argument.
 CODES = {operation.code.encode("latin-1"): operation for operation in pickletools.opcodes}
 CHUNK_BYTES = 1 << 20
 
@@ -56,7 +57,7 @@ class RejectedContent(Exception):
 
 
 class Record(NamedTuple):
-    """A file in a zip archive: the offset of its header, its length, and its checksum."""
+    """A file in a zip archive: the offset of its header, its content's bytes, and their CRC-32."""
 
     begin: int
     length: int
@@ -105,7 +106,8 @@ def load_tensors(file: BinaryIO) -> Any:
     RejectedContent for any other content, OSError if the file cannot be read, and exceptions of
     many kinds for a damaged file."""
     reader = _Reader(file.seek(0, io.SEEK_END))
-    # torch decides by these bytes, too: for torch, an archive behind other bytes is an old file.
+    # torch also decides by the first four bytes: it reads a file in the old format unless these
+    # bytes begin an archive.
     file.seek(0)
     if file.read(4) != b"PK\3\4":
         file.seek(0)
@@ -223,8 +225,10 @@ class _Reader:
     def __init__(self, file_bytes: int) -> None:
         self.file_bytes = file_bytes
         self.storages: Dict[str, Storage] = {}  # by key
-        self.storage_suffix: Tuple[None, ...] = ()  # the old format has a sixth field, None
-        self.views: Set[str] = set()  # of storages, by their description: see `_make_tensor`
+        # A storage's description has a sixth field in the old format, None.
+        self.storage_suffix: Tuple[None, ...] = ()
+        self.views: Set[str] = set()  # descriptions of all tensors so far: see `_make_tensor`
+        # Totals of all pickles so far.
         self.operations = self.calls = self.visits = self.storage_bytes = self.view_bytes = 0
         self.stack: List[Any] = []
         self.outer_stacks: List[List[Any]] = []  # one for each MARK that is still open
@@ -304,6 +308,7 @@ class _Reader:
             raise RejectedContent("a value with attributes")
 
     def push_global(self, name: str) -> None:
+        # pickletools joins a module and a name by a blank, such as `os system`.
         if name not in GLOBALS:
             raise RejectedContent(name.replace(" ", ".", 1))
         self.stack.append(GLOBALS[name])
@@ -364,16 +369,16 @@ def _make_tensor(
     # Files hold no hooks. Attributes, such as a bit for "conjugate", would change the values.
     if any(options[2:]):
         raise RejectedContent("a tensor with attributes")
-    numbers = math.prod(size)
+    item_count = math.prod(size)
     last_index = offset + sum((length - 1) * step for length, step in zip(size, stride))
-    if numbers and last_index >= storage.items:
+    if item_count and last_index >= storage.items:
         raise RejectedContent("a tensor that is larger than its storage")
     # The tensor's description is a string: a file can choose numbers so that all tuples have the
     # same hash, which makes a set slow.
     view = repr((storage.content.data_ptr(), storage.dtype, offset, size, stride))
     if view not in reader.views:
         reader.views.add(view)
-        reader.view_bytes += numbers * ITEM_BYTES[storage.dtype]
+        reader.view_bytes += item_count * ITEM_BYTES[storage.dtype]
     if reader.view_bytes > MAX_VIEW_FACTOR * reader.file_bytes:
         raise RejectedContent("tensors with many times the bytes of the file")
     # `.data` shares the storage, but autograd does not regard it as a view.
@@ -431,6 +436,7 @@ STEPS: Dict[str, Callable[[_Reader, Any], None]] = {
     **dict.fromkeys(
         ("NONE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE"), _Reader.push
     ),
+    # pickletools has decoded these bytes as Latin-1; here they are UTF-8.
     "SHORT_BINSTRING": lambda reader, text: reader.push(text.encode("latin-1").decode()),
     "NEWTRUE": lambda reader, _: reader.push(True),
     "NEWFALSE": lambda reader, _: reader.push(False),

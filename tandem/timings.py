@@ -36,8 +36,8 @@ UNCOUNTED = (
     "tandem: a batch of this loader does not say how many samples it holds: end each step with "
     "timings.step(samples=N). Until then no speed is reported."
 )
-MOST_SCALARS = 8  # of a run
-COMPARED = 5  # batches of each rank
+MOST_SCALARS = 8  # the most names of scalars that a run may record
+COMPARED = 5  # first batches of each rank that are compared with other ranks'
 DUPLICATES = (
     f"tandem: the first {COMPARED} batches of this rank are another rank's, too: the ranks do not "
     "divide the samples, so more machines learn nothing more. Give the DataLoader a "
@@ -56,7 +56,7 @@ class Timings:
         weight = next(model.parameters(), torch.zeros(0))
         self.device, self._weight_type = weight.device, weight.dtype
         self.clock = Clock(self.device)
-        SUMS.share(self.device)
+        SUMS.share(self.device)  # the guard reads these counters (sums.py)
         self.lines = Lines(
             os.environ.get("TANDEM_OUTPUT"), self.host, self.coordinates.rank, self.clock
         )
@@ -73,6 +73,7 @@ class Timings:
         self._has_warned_uncounted = False
         # Of this rank's first batches, at most COMPARED.
         self._batches_checksum = self._compared_batches = 0
+        # For the `start` line: the type of the forward, and the images' side in pixels.
         self._precision, self._pixels = "fp32", 0
         atexit.register(self._end)
 
@@ -99,7 +100,8 @@ class Timings:
         """Count the backwards that sum the model's gradients, until the first step is over."""
         in_backward: List[bool] = []  # empty outside a backward
 
-        # Each backward calls this for each parameter, and counts once.
+        # Each backward calls this for each parameter, and counts once. DDP's attribute is False in
+        # `no_sync`, where gradients are not summed.
         def count(_: torch.Tensor) -> None:
             if not in_backward and getattr(model, "require_backward_grad_sync", True):
                 in_backward.append(True)
@@ -142,7 +144,7 @@ class Timings:
             is_last = self._compared_batches == COMPARED
             if not is_last or not self._batches_checksum or not torch.distributed.is_initialized():
                 return
-            # A counter in torch's store, so that no rank waits. The second rank to come warns.
+            # A counter in torch's store makes no rank wait. The second rank that counts warns.
             if _get_default_store().add(f"tandem/samples/{self._batches_checksum}", 1) == 2:
                 print(DUPLICATES, file=sys.stderr, flush=True)
 
@@ -238,7 +240,7 @@ class Timings:
         counts = [self._sum_counts[wrapper] for wrapper in wrappers]
         summed_models = [model for model, count in zip(models, counts) for _ in range(count)]
         attached = [find_attached(wrapper) for wrapper in wrappers]
-        specs = [strategy.sync.strategy.spec if strategy else EXACT for strategy in attached]
+        specs = [a.sync.strategy.spec if a else EXACT for a in attached]
         fields = {
             **describe_process(self.coordinates, self.host, self.device, self.clock.started),
             "node_rank": self.coordinates.node or 0,
@@ -258,7 +260,8 @@ class Timings:
         if decisions:
             own_choices = {"precision": fields["precision"], "sync": fields["sync"]}
             fields["decided"] = {**own_choices, **decisions}
-        # With `tandem.sampler` the ranks' batches differ, so a product would be wrong.
+        # With `tandem.sampler` the ranks' batches differ, so a product would be wrong. `received`:
+        # each rank's samples in all batches so far, here in those of the first step.
         received = balance.state().received
         if received:
             fields["global_batch"] = sum(received)
@@ -268,7 +271,7 @@ class Timings:
             fields["steps_per_epoch"] = max(1, len(self._loader) // max(1, micro_batches))
             fields["train_images"] = len(self._loader.dataset)
         if any(attached) and "steps_per_epoch" in fields:
-            warmup_steps = max(strategy.warmup_steps for strategy in attached if strategy)
+            warmup_steps = max(a.warmup_steps for a in attached if a)
             fields["warmup"] = warmup_steps / fields["steps_per_epoch"]
         return fields
 

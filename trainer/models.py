@@ -31,7 +31,8 @@ from .classifiers import classifier_names
 
 log = logging.getLogger(__name__)
 
-# Auxiliary classifiers return tuples in training. Without `init_weights`, these models warn.
+# With auxiliary classifiers, these models return tuples in training. Without `init_weights`, they
+# warn.
 WITH_AUXILIARY = ("googlenet", "inception_v3")
 NO_AUXILIARY = {"aux_logits": False, "init_weights": True}
 
@@ -63,7 +64,7 @@ def build(
         model = make(name, num_classes, image_size, arguments or {})
         shape = _read_output_shape(model, name, image_size)
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
-        # The author of a model needs the traceback, and not only its last line.
+        # The author of a model's function needs the whole traceback, and not only its last line.
         if not arguments and make is _build_user_model:
             raise
         clause = f" with --model_args {json.dumps(arguments)}" if arguments else ""
@@ -214,6 +215,7 @@ def describe(model: nn.Module, image_size: int) -> Tuple[int, Optional[int]]:
     def count(module: nn.Module, _: Any, output: Any) -> None:
         if isinstance(module, nn.MultiheadAttention):
             _, length, width = output[0].shape  # (1, tokens, width)
+            # The module uses the weights of `out_proj`, but does not call `out_proj`.
             # Four projections of each token; attention scores, and weighted sums, over all tokens.
             operations[module.out_proj] += 2 * length * width * (4 * width + 2 * length)
         else:

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from contract.errors import UserError
 from tandem.compat import copy_all, steps_by_itself, unscale
 
+# By level: the type of autocast, and the type of weights that are not fp32.
 AUTOCAST = {"bf16": torch.bfloat16, "O1": torch.float16}
 WEIGHTS = {"fp64": torch.float64, "O2": torch.float16, "O3": torch.float16}
 
@@ -94,7 +95,7 @@ class DeviceScale:
     def __init__(self, device: torch.device, state: ScaleState) -> None:
         # These tensors are made once: creating one on a GPU from a Python number waits for the GPU.
         self.device = device
-        self.factor = self._good = torch.zeros((), device=device)
+        self.factor = self._good = torch.zeros((), device=device)  # load_state_dict sets both
         self.load_state_dict(state)
 
     @property
@@ -141,7 +142,7 @@ class Precision:
 
     def __init__(self, level: str, device: torch.device, ranks: int = 1) -> None:
         self.level, self.device = level, device
-        self.input_type = WEIGHTS.get(level, torch.float32)
+        self.input_type = WEIGHTS.get(level, torch.float32)  # of normalised images
         self.autocast = AUTOCAST.get(level)
         self.scale: Union[LossScale, DeviceScale, None] = None
         if level in ("O1", "O2"):
@@ -158,6 +159,7 @@ class Precision:
 
     def cast_weights(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Cast the weights and give the optimizer its masters, in place; called before DDP."""
+        # Such an optimizer decides on the device whether it skips a step.
         if self.scale is not None and steps_by_itself(optimizer):
             self.scale = DeviceScale(self.device, self.scale.state_dict())
         if self.level in WEIGHTS:
@@ -198,6 +200,7 @@ class Precision:
         overflow: Union[bool, torch.Tensor] = False
         if self.scale is not None:
             gradients = [weight.grad for weight in weights if weight.grad is not None]
+            # 1.0 if a gradient overflowed, otherwise 0.0.
             overflows = unscale(gradients, self.scale.inverse(self.device))
         if clip:
             nn.utils.clip_grad_norm_(weights, clip)
@@ -235,7 +238,7 @@ class Precision:
 
     def live_state(self, model: nn.Module) -> Dict[str, torch.Tensor]:
         """Return the same as `full_state`, but fast enough for each step."""
-        # Looks up once in which dictionary each tensor is. The tensors themselves are not cached,
+        # The first call finds the dictionary of each tensor. The tensors themselves are not cached,
         # since batch normalisation in torch 1.12 replaces its counter by a new tensor.
         if self._places is None:
             state, masters = self.full_state(model), dict(self.masters)

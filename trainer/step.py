@@ -30,7 +30,7 @@ def train_step(job: Job, batch: Batch, step: int, lr: float) -> torch.Tensor:
     """Train on this rank's share of the step with the global number `step`, from 0.
 
     Returns the sums of the loss and of the hits over this rank's samples: a tensor (2) on the
-    device, without an autograd graph. Does not wait for the device."""
+    device, without an autograd graph. Waits for the device only with a loss scale."""
     clock = job.clock
     clock.enter("h2d")
     images, targets = batch.on(job.world.device)
@@ -71,7 +71,8 @@ def _sum_gradients(
 ) -> torch.Tensor:
     """Sum the gradients of loss / `count` over micro-batches of `sizes` samples. `count`: the
     samples of all ranks in this step. Returns the sums of loss and hits: a tensor (2)."""
-    # The peers also wait for a rank without samples, whose gradients are zero.
+    # The peers also wait for a rank without samples, whose gradients are zero. One image is enough:
+    # `train_step` has frozen batch normalisation.
     if not sizes:
         job.clock.enter("forward")
         dummy_pass(job, job.net, 1, is_last=True)
@@ -268,7 +269,7 @@ def reserve_bytes(job: Job) -> int:
     copies = len(OPTIMIZERS[job.options.optimizer].keeps(job.options))
     weights = weights_of(job.optimizer)
     weight_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
-    gradient_bytes = sum(weight.numel() for weight in weights) * 4
+    gradient_bytes = sum(weight.numel() for weight in weights) * 4  # as fp32
     strategy_bytes = gradient_bytes * job.sync.state_copies if job.sync is not None else 0
     total_bytes = torch.cuda.get_device_properties(job.world.device).total_memory
     # A twentieth of the memory is lost to fragmentation.

@@ -64,8 +64,8 @@ class Run:
     def __init__(self, options: Options, world: World) -> None:
         materials = build_materials(options, world)
         self.clock = Clock(world.device)
-        # `describe` runs a forward, before apex replaces the model's forward: apex would remember
-        # this forward's cast weights.
+        # `describe` runs a forward. In `build_job` apex replaces the model's forward. After that,
+        # apex would remember the weights that it casts for `describe`.
         self.cost = describe(materials.model, materials.image_size)
         self.job = build_job(options, world, materials, self.clock)
         self.options, self.world = options, world
@@ -78,7 +78,8 @@ class Run:
         folder = pathlib.Path(options.output or ".", "checkpoints", world.host)
         saves = bool(options.output) and world.local_rank == 0
         self.writer: Optional[Writer] = Writer(folder, options.keep) if saves else None
-        # The state that the strategy keeps for this machine; only its first rank writes it.
+        # For the state that the strategy keeps for this machine. Each rank has this writer, but
+        # only the machine's first rank has a state to write (checkpoint.copy_node_state).
         rank_folder = folder / f"rank{world.rank}"
         self.rank_writer: Optional[Writer] = (
             Writer(rank_folder, options.keep) if options.output else None
@@ -92,8 +93,8 @@ class Run:
         self.checkpoint_due = False  # as --checkpoint_every demands
         self.was_exact = False  # whether the last step summed exactly, in the strategy's warm-up
         self.epoch_sums = [0.0, 0.0, 0]  # loss, hits and samples of this rank, epoch and attempt
-        # In this order: the passes of rebuild_buckets have the size that the ranks agree on, and
-        # the clock and the position begin when no dummy pass follows.
+        # In this order: the dummy passes of rebuild_buckets have the size that the ranks agree on,
+        # and the clock and the position begin after these passes.
         agree_micro_batches(self.job)
         parallel.check_micro_batches(options, world, self.job.micro_batches)
         rebuild_buckets(self.job)
@@ -161,6 +162,7 @@ class Run:
             self._step(batch)
             interval = self.options.checkpoint_every
             self.checkpoint_due |= interval > 0 and position.step % interval == 0
+            # After an epoch's last step, `train_epochs` evaluates first and then saves.
             if self.checkpoint_due and position.sample < len(job.train_set):
                 self.save(best=False)
             self.clock.enter("data")
@@ -195,10 +197,10 @@ class Run:
         self.screen.step(batch.global_count)
         log_point = position.step % self.options.log_every == 0
         loss = self._collect_tallies() if log_point else {}
-        warming: Dict[str, Any] = {"exact": True} if self._note_warm_up() else {}
+        exact_field: Dict[str, Any] = {"exact": True} if self._note_warm_up() else {}
         samples = len(batch.indices)
         self.lines.add(
-            "step", step=position.step, epoch=position.epoch, samples=samples, **warming, **loss
+            "step", step=position.step, epoch=position.epoch, samples=samples, **exact_field, **loss
         )
         if log_point:
             self.lines.flush()
@@ -244,10 +246,10 @@ class Run:
             return []
         sums = torch.stack([tally for _, tally in self.tallies])
         rows = [(loss, hits) for loss, hits in sums.double().tolist()]
-        loss, correct = (sum(column) for column in zip(*rows))
+        loss, hits = (sum(column) for column in zip(*rows))
         total = len(self.job.train_set)
         remaining_images = self.options.epochs * total - self.position.samples(total)
-        mean, top1 = loss / self.tally_samples, correct / self.tally_samples
+        mean, top1 = loss / self.tally_samples, hits / self.tally_samples
         self.screen.figures(self.position.step, remaining_images, mean, top1)
         return rows
 
@@ -263,12 +265,13 @@ class Run:
         if self.losses.is_over_limit or broken:
             # The losses since the last log point may show the step at which the trouble began.
             self._collect_tallies()
-            in_loss = self.losses.count > 0
+            bad_loss = self.losses.count > 0
+            # A Trouble's epoch counts from 1, and `position.epoch` counts complete epochs.
             local_trouble = finite.Trouble(
                 host=self.world.host,
                 rank=self.world.rank,
-                epoch=self.losses.epoch if in_loss else position.epoch + (position.sample > 0),
-                step=self.losses.step if in_loss else position.step,
+                epoch=self.losses.epoch if bad_loss else position.epoch + (position.sample > 0),
+                step=self.losses.step if bad_loss else position.step,
                 loss=self.losses.name,
                 tensor=broken[0] if broken else None,
             )
@@ -281,7 +284,7 @@ class Run:
         self.clock.enter("evaluate")
         share_buffers(self.job)
         self.check_finite()
-        total = -(-len(self.job.eval_set) // self.world.size)
+        total = -(-len(self.job.eval_set) // self.world.size)  # rounded up
         try:
             result = evaluate(
                 self.job,
@@ -292,7 +295,7 @@ class Run:
             self.save(best=False)
             if unevaluated.error is not None:
                 raise unevaluated.error from unevaluated
-            return False
+            return False  # a rank that cannot read its images raises the error
         position = self.position
         # The sums of all ranks over this epoch's training steps.
         loss, hits, count = (sum(column) for column in zip(*self.world.gather(self.epoch_sums)))
@@ -307,7 +310,7 @@ class Run:
         if not self.outputs_are_finite:
             self.screen.say(finite.EVALUATION.format(position.epoch))
             return False
-        # The first result is the best so far, even if it is 0.
+        # A result of 0 is the best until one is better, so the first result is always the best.
         is_best = result.top1 > position.best_top1 or position.best_top1 == 0
         position.best_top1 = max(position.best_top1, result.top1)
         return is_best
@@ -381,6 +384,7 @@ class Trial(Run):
         """Repeat the first epoch until the time is up. Returns False if stopped earlier."""
         while self.train_epoch():
             self.position.epoch = self.position.sample = 0
+        # A rank that another rank stopped supposes that the time was up.
         return self._time_is_up or not self.stop.requested
 
     def _step(self, batch: Batch) -> None:

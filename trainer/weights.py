@@ -54,14 +54,16 @@ def read_weights(file: str, average: bool = False) -> TrainedModel:
     name = f"--weights {file}"
     try:
         with pathlib.Path(file).open("rb") as content:
-            # safetensors begins with the length of its header in 8 bytes, and the header with {.
+            # A file of safetensors begins with 8 bytes, its header's length. The header begins
+            # with {.
             content.seek(8)
             if content.read(1) == b"{":
                 return TrainedModel(safetensors.read(name, content), None)
             state = load(name, content)
     except OSError as error:
         raise UserError(f"{name}: cannot be read: {error.strerror}.") from error
-    # Check only the fields that are used: the checkpoint may be of another version.
+    # Check only the fields that are used: the checkpoint may be of another version. SNAPSHOT holds
+    # a function that checks each field.
     classes = state.get("classes")
     class_names = classes if classes and SNAPSHOT["classes"](classes) else None
     if not average:
@@ -126,7 +128,7 @@ class Fit(NamedTuple):
     unplaced_count: int  # tensors of the file that the model lacks
     backbone_share: float  # the loaded part of the backbone's parameters, 0 to 1
     prefixes: List[str]  # of all networks in the file that fit equally well, the chosen first
-    is_settled: bool  # the other networks are averages of the chosen network
+    is_settled: bool  # all networks except the chosen network are averages
 
     def refuse_another_net(self, name: str, model: str) -> List[str]:
         """Return lines that say what was loaded. Raises UserError if the file has less than half of
@@ -199,7 +201,7 @@ def fit_tensors(
         if value is not None and value.shape != expected.shape and name.split(".")[-1] in POSITIONS:
             value = _resize_positions(value, expected)
         if value is None and name.endswith("num_batches_tracked"):
-            value = expected  # not in old files, and used only without a momentum
+            value = expected  # a counter: not in old files, and used only without a momentum
         if value is None:
             missing[name] = "not there"
         elif value.shape != expected.shape:
@@ -252,6 +254,7 @@ def _keep_prefix(fits: "Counter[Renaming]", typed: str) -> "Counter[Renaming]":
             f"--weights_prefix {typed}: no tensor with this prefix fits the model. These "
             f"tensors of the file fit: {examples or 'none'}."
         )
+    # Several cuts may end with the prefix: keep the shortest cut.
     shortest = min(cuts, key=len)
     return Counter({renaming: n for renaming, n in fits.items() if renaming.cut == shortest})
 

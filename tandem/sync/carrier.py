@@ -40,8 +40,9 @@ class Stage:
 
 
 class Carrier:
-    """Runs each job through `stages`, each with a thread, a stream, and a process group if it
-    sends. Making one is collective. A job fails if a peer is silent for `patience` seconds."""
+    """Runs each job, the exchange of a bucket, through `stages`. Each stage has a thread, a stream,
+    and a process group if the stage sends. Making a Carrier is collective. A job fails if a peer is
+    silent for `patience` seconds."""
 
     def __init__(self, stages: List[Stage], device: torch.device, patience: float) -> None:
         self.device = device
@@ -71,7 +72,7 @@ class Carrier:
         # one of the threads, which cannot wait for itself.
         for thread in self._threads:
             if self._failure is None and thread is not threading.current_thread():
-                thread.join(1)
+                thread.join(1)  # waits a second at most
 
     def future(self) -> Result:
         """Make a future for `start`."""
@@ -135,8 +136,8 @@ class Carrier:
 
 
 class Flag:
-    """True if a number on the device is at most `limit`; False for NaN. To read the flag waits for
-    work of its stage on the device, but not for work that was queued after the flag was made."""
+    """True if a number on the device is at most `limit`; False for NaN. Reading the flag waits
+    for its stage's work on the device, but not for work that was queued after the flag was made."""
 
     def __init__(self, value: torch.Tensor, limit: float) -> None:
         self._value, self._limit, self._arrived = value, limit, None

@@ -138,7 +138,8 @@ class Codec:
 
 @functools.cache
 def _make_factor(value: float, device: torch.device) -> torch.Tensor:
-    """Return a factor as a tensor of one dimension: a product with it is fp32 and not bf16."""
+    """Return a factor as fp32 of shape (1). A product of bf16 and this tensor is fp32; a product of
+    bf16 and a number would be bf16."""
     return torch.tensor([value], device=device)
 
 
@@ -213,8 +214,8 @@ class Operations:
         scales: Optional[torch.Tensor],
         ranks: int,
     ) -> torch.Tensor:
-        """Encode a bucket's values plus their errors, a row for each owner: uint8 (ranks,
-        coded_bytes)."""
+        """Encode a bucket's values plus their errors: uint8 (ranks, coded_bytes). Each row is the
+        shard that one rank will sum."""
         values = buffer.numel()  # the padding behind them stays zero
         torch.add(errors[:values], buffer, out=new_errors[:values])
         return self.codec.encode(new_errors.view(ranks, -1), scales)

@@ -40,9 +40,11 @@ _TINY, _TO_WHOLE = tl.constexpr(TINY), tl.constexpr(TO_WHOLE)
 @triton.jit
 def _locate_values(PACKED: tl.constexpr, LANES: tl.constexpr, PLACES: tl.constexpr):
     """Return for each value of a tile: its byte, its digit in the byte, its index in the tile, and
-    whether it exists. Triton's arrays need powers of two: PLACES is 4 if PACKED is 3."""
+    whether it exists. Triton's arrays need powers of two: PLACES is 4 if PACKED is 3, and no value
+    exists at place 3."""
     lane = tl.arange(0, LANES)[None, :]
     place = tl.arange(0, PLACES)[:, None]
+    # `lane >= 0` is always true, and gives the last array the shape (PLACES, LANES).
     return lane, place, lane * PACKED + place, (place < PACKED) & (lane >= 0)
 
 
@@ -94,7 +96,7 @@ def _encode(
         tl.store(sizes + number, bits.to(tl.int16))
         distance = tl.where(in_block, _from_bf16(bits) * DISTANCE, distance)
     factor = tl.div_rn(tl.full(distance.shape, 1.0, tl.float32), distance)
-    # All levels become 0 in a block of almost zeros, or with a NaN.
+    # All levels become 0 in a block of almost zeros, and in a block with a NaN.
     factor = tl.where(factor < float("inf"), factor, 0.0)
     level = scaled * factor
     if HAS_SCALES:
@@ -144,6 +146,7 @@ def _code_kernel(
     in_buffer = inside & (offsets < values)  # behind the buffer's end there is padding
     x = tl.load(errors + offsets, mask=in_buffer, other=0.0)
     x = x + tl.load(buffer + offsets, mask=in_buffer, other=0.0).to(tl.float32)
+    # Without scales, `_encode` and `_decode` do not read `scale`: any array takes its place.
     scale = _make_scales(squares, offsets, index, inside, BLOCKS) if HAS_SCALES else x
     # `sizes` is the same memory as `coded`, as numbers of two bytes.
     error = _encode(
@@ -234,7 +237,7 @@ class Kernels:
             "LANES": lanes,
             "BLOCKS": lanes * codec.packed // BLOCK,
             "PLACES": triton.next_power_of_2(codec.packed),
-            "enable_fp_fusion": False,  # a fused multiplication and addition rounds once
+            "enable_fp_fusion": False,  # fused, a multiplication and an addition round only once
         }
 
     def _count_tiles(self, values: int) -> int:
@@ -304,6 +307,7 @@ def try_out(codec: Codec, learns: bool, device: torch.device) -> Kernels:
     ArithmeticError if results differ, or Triton's exceptions if they cannot be compiled."""
     kernels, plain, ranks = Kernels(codec), Operations(codec), 2
     generator = torch.Generator().manual_seed(0)
+    # `errors`: of the stages `code` and `sum`.
     gradients, *errors = torch.randn(3, ranks * UNIT, generator=generator).to(device)
     squares = torch.rand(ranks * UNIT, generator=generator).to(device) if learns else None
     new_errors = torch.empty_like(gradients)
@@ -314,7 +318,7 @@ def try_out(codec: Codec, learns: bool, device: torch.device) -> Kernels:
         row_scales = None if scales is None else scales[: values.numel()].view(len(coded), -1)
         rows = codec.decode(coded, UNIT, row_scales)
         difference = rows.view(-1) + new_errors[: rows.numel()] - values
-        if not float(difference.abs().max()) < 1e-5:
+        if not float(difference.abs().max()) < 1e-5:  # also for NaN
             raise ArithmeticError("codes plus rounding errors differ from the values")
 
     coded = kernels.code(gradients, errors[0], new_errors, squares, ranks)

@@ -49,7 +49,7 @@ LARGEST = 280 << 20
 # opened: some start external programs (EPS starts Ghostscript). MPO files are JPEGs with several
 # pictures, as cameras and phones make them.
 FORMATS = ("JPEG", "MPO", "PNG", "BMP", "WEBP", "TIFF", "GIF", "PPM")
-UNREAD_FORMATS = {b"ftypavif": "AVIF", b"ftypheic": "HEIC"}  # by the fifth to twelfth byte
+UNREAD_FORMATS = {b"ftypavif": "AVIF", b"ftypheic": "HEIC"}  # by a file's fifth to twelfth byte
 # Bytes of a text or colour profile of a PNG, unpacked: photo editors write 2 MiB of history, and
 # Pillow's own limit is 1 MiB.
 PngImagePlugin.MAX_TEXT_CHUNK = 16 << 20
@@ -131,6 +131,7 @@ class Picture:
         calls return the pixels of the first call. Raises BadImage."""
         if self._undecoded is not None:
             if factor > 1:
+                # `draft` takes a wanted size, and reduces to the next larger size that it can.
                 reduced_size = (self._undecoded.width // factor, self._undecoded.height // factor)
                 self._undecoded.draft(None, reduced_size)
             self._pixels, self._undecoded = _decode(self._undecoded, self._held_bytes), None
@@ -143,7 +144,7 @@ class Picture:
 
         left, top, right, bottom = box
         image_pixels, region_pixels = self.size[0] * self.size[1], (right - left) * (bottom - top)
-        # NumPy copies what Pillow has cut out three times.
+        # Pillow cuts the region out, and NumPy then copies the region three times.
         if self._held_bytes + 4 * image_pixels + 10 * region_pixels > LARGEST:
             return None
         # simplejpeg decodes to the same pixels in less time. Pillow decodes other colours than RGB
@@ -165,7 +166,7 @@ def _decode(image: Image.Image, held_bytes: int) -> Image.Image:
     that the file and its decoder hold besides the pixels. Raises BadImage."""
     with _explain_errors():
         # Pillow would convert 16-bit grey, but clip its values to white, so training would use
-        # wrong pixels. Pillow converts CMYK without a colour profile.
+        # wrong pixels. Pillow converts CMYK, but ignores its colour profile.
         if image.mode not in EIGHT_BIT:
             raise BadImage(f"pixels are {image.mode}, not 8-bit grey or RGB: convert it")
         _refuse_large(image, held_bytes)
@@ -234,6 +235,7 @@ def _decoder_bytes(image: Image.Image) -> int:
     width, rows = tags.get(TILEWIDTH), tags.get(TILELENGTH)
     if width is None and rows is None:
         width, rows = image.width, min(tags.get(ROWSPERSTRIP, image.height), image.height)
+    # With configuration 2, each sample (such as red) has its own tiles or strips.
     samples = tags.get(SAMPLESPERPIXEL, 1) if tags.get(PLANAR_CONFIGURATION) != 2 else 1
     numbers = [count for count in (width, rows, samples) if isinstance(count, int)]
     if len(numbers) < 3:
@@ -244,7 +246,8 @@ def _decoder_bytes(image: Image.Image) -> int:
 def _read_size_tags(image: TiffImageFile) -> Mapping[int, Any]:
     """Return the tags on which the memory of libtiff depends, as Pillow has read them. Raises
     BadImage if libtiff could read other values."""
-    # libtiff reads the file again. Pillow ignores some types and places, and a tag's second copy.
+    # libtiff reads the tags again, and may use a tag that Pillow ignores: a tag's second copy, or a
+    # tag of another type or in another place.
     tags, file = image.tag_v2, cast(BinaryIO, image.fp)
     file.seek(0)
     head = file.read(4)

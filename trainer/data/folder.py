@@ -28,10 +28,11 @@ from .decode import BadImage, Unreadable, is_readable, open_picture, size_of
 log = logging.getLogger(__name__)
 
 SMALL_PX = 64  # pixels; images up to this size are used whole and shifted, not cropped
-USUAL_PX = 224  # pixels
+USUAL_PX = 224  # pixels; the default training crop, unless the images are smaller
 MIN_OPENED = 20  # images of a split that are opened before the first step, unless one is good
 PROBE_COUNT = 4  # images that are read on a mount where an image could not be read
-# The bytes of a split that a machine's ranks together keep decoded, and at most 1/8 of its memory.
+# The most bytes of a split that the ranks of a machine together keep decoded. These bytes are also
+# at most 1/8 of the machine's memory.
 CACHE_BYTES_MAX = 2**31
 NOT_DECODED, GOOD, BAD = 0, 1, 2  # states of an image in `ImageCache`
 
@@ -106,7 +107,7 @@ class ImageFolder:
         for path in map(self.paths.__getitem__, drawn):
             try:
                 picture = open_picture(self.root / path, retry=False)
-                picture.pixels(picture.factors[0])
+                picture.pixels(picture.factors[0])  # decodes the fewest pixels
                 return  # one good image is enough
             except Unreadable:
                 return  # `Samples` waits for a disk or file server that fails, when it needs one
@@ -232,7 +233,7 @@ class Quarantine:
             log.warning("bad image %s: %s", printable(bad.path), bad.reason)
             if len(self.images) <= self.limit:
                 continue
-            # Most of the images failed with their mount: name it, not the last image.
+            # If most of the images failed with a mount, the error names the mount.
             if sum(bool(image.mount) for image in self.images.values()) > self.limit // 2:
                 detail = f"like {len(self.images)} images before it"
                 raise self._mount_error(bad, detail)

@@ -47,7 +47,8 @@ class Sample(NamedTuple):
 
     pixels: Optional[np.ndarray]  # uint8 (size, size, 3); None if no image can be used
     target: int
-    drawn_index: int  # in the data set; a replacement's pixels and target are another image's
+    # The drawn image's index in the data set. A replacement brings its own pixels and target.
+    drawn_index: int
     bad: List[Bad]
 
 
@@ -78,7 +79,7 @@ class Samples(Dataset):  # type: ignore[type-arg]
                 # Wait for a disk that fails, but not twice for an image, and not soon after this
                 # process waited in vain for another image of the disk.
                 retry_time = 0.0
-                if self.retry_times:
+                if self.retry_times:  # finding a path's mount is slow
                     retry_time = self.retry_times.get(self.folder.mount_of(path), 0.0)
                 if retry_time == math.inf:
                     raise Unreadable("cannot be read any more")
@@ -92,7 +93,7 @@ class Samples(Dataset):  # type: ignore[type-arg]
                 if trial < TRIALS // 2:
                     candidates = self.folder.images_of(targets[drawn_index])
                 index = candidates[int(rng.random() * len(candidates))]
-            if not bad[-1].is_alone:
+            if not bad[-1].is_alone:  # the mount delivers nothing, so the run ends
                 break
         return Sample(None, targets[drawn_index], drawn_index, bad)
 
@@ -187,6 +188,7 @@ def eval_batches(
     for images, targets, indices, bad in Source(samples, options, world).batches(steps):
         dataset.quarantine.add(bad)
         if bad:
+            # `images` has no rows of bad images, but `targets` and `indices` have them.
             bad_paths = {image.path for image in bad}
             paths = [dataset.paths[index] for index in indices.tolist()]
             good_rows = [row for row, path in enumerate(paths) if path not in bad_paths]
@@ -226,6 +228,7 @@ class Source:
         evaluation. The caller must not use two of these iterators at the same time."""
         folder, transform = self.samples.folder, self.samples.transform
         # Small images are decoded once and cached if the caches of all ranks fit into memory.
+        # `keeps`: each epoch can use the same decoded pixels, which a random crop cannot.
         is_small = transform.keeps and self.size <= SMALL_PX
         if is_small and fits_into_memory(len(folder), transform.side, self.world.local_size):
             return self._from_cache(steps, epoch)
@@ -331,8 +334,8 @@ class GeneratedBatches(TrainBatches):
         targets = torch.randint(0, CLASSES, (count,), generator=generator)
         if world.device.type == "cuda":
             pixels, targets = pixels.pin_memory(), targets.pin_memory()
-        shown = pixels.permute(0, 3, 1, 2)
-        self._batch = Batch(shown, targets, torch.arange(count), world.batches)
+        images = pixels.permute(0, 3, 1, 2)
+        self._batch = Batch(images, targets, torch.arange(count), world.batches)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         for _ in range((IMAGES - start) // self.world.global_batch):
