@@ -37,7 +37,7 @@ from launcher.watch.attempts import not_copied
 SAFETENSORS = ".safetensors"  # holds only tensors: loading it runs no code
 ENDINGS = (".pt", ".pth", ".ckpt", ".tar", SAFETENSORS)
 ENDINGS_IN_FOLDER = (*ENDINGS, ".bin", ".distcp")
-# step_0500, epoch=3, checkpoint-12: when a checkpoint was saved. (rank0 and 00001-of-2 are not.)
+# step_0500, epoch=3, checkpoint-12 say when a checkpoint was saved; rank0 and 00001-of-2 do not.
 SAVE_NUMBER = re.compile(r"(?:check-?point|ckpt|step|epoch|iter|iteration)[-_=. ]?0*(\d+)", re.I)
 CHECKPOINT_FOLDER = re.compile(rf".*{SAVE_NUMBER.pattern}|.*\.(ckpt|pth?)", re.I | re.S)
 # last, model_best, latest-v1: names for a checkpoint without its number.
@@ -48,7 +48,8 @@ FOLDER_MARKS = re.compile(
     r"|(.*[-_])?model-00001-of-\d+\..*",
     re.S,
 )
-# The beginning of a file by torch.save, whatever its ending: of today, and before torch 1.6.
+# The beginning of a file that torch.save wrote: today a zip with data.pkl, and before torch 1.6 a
+# pickle of a magic number.
 TORCH_HEAD = re.compile(
     rb"PK\x03\x04.{26,300}/data\.pkl|\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19\.", re.S
 )
@@ -81,10 +82,10 @@ class Copy(NamedTuple):
 
 def group_files(names: Iterable[str], outputs: tuple[str, ...]) -> dict[str, str]:
     """Map each file that belongs to a checkpoint to the checkpoint: the outermost folder that is a
-    checkpoint, or the file by itself."""
+    checkpoint, or the file by itself. `outputs`: the folders of OUTPUT."""
     paths = [PurePosixPath(name) for name in names]
     paths = [path for path in paths if len(path.parts) <= MAX_DEPTH]
-    contents: dict[str, list[PurePosixPath]] = {}  # of each folder, relative to it
+    contents: dict[str, list[PurePosixPath]] = {}  # by folder; the paths begin in that folder
     # The last of a path's parents is `.`: out/run/a.pt has out/run, out and `.`.
     for path in paths:
         for parent in list(path.parents)[:-1]:
@@ -106,7 +107,9 @@ def group_files(names: Iterable[str], outputs: tuple[str, ...]) -> dict[str, str
         for name, checkpoint in checkpoint_of.items()
         if name.endswith(ENDINGS if name == checkpoint else ENDINGS_IN_FOLDER)
     }
-    return {name: point for name, point in checkpoint_of.items() if point in holds_state}
+    return {
+        name: checkpoint for name, checkpoint in checkpoint_of.items() if checkpoint in holds_state
+    }
 
 
 def is_checkpoint_folder(
@@ -119,24 +122,24 @@ def is_checkpoint_folder(
     is_output = any(folder.startswith(f"{output}/") for output in outputs)
     if not is_marked and not (is_output and CHECKPOINT_FOLDER.fullmatch(name)):
         return False
-    # epoch_3 with step_100.pt and last.pt in it holds checkpoints: the names in it have another
-    # number than its own, or say last or best.
+    # A folder epoch_3 with step_100.pt or last.pt holds several checkpoints: the names inside have
+    # another number than the folder's name, or say last or best.
     for path in inner_paths:
         if not path.name.endswith(ENDINGS_IN_FOLDER):
             continue
         texts = [text for text in path.parts[:-1] if CHECKPOINT_FOLDER.fullmatch(text)]
-        is_single = path.name.endswith(ENDINGS)
-        texts += [path.name] if is_single else []
+        has_ending = path.name.endswith(ENDINGS)  # the file may be a checkpoint by itself
+        texts += [path.name] if has_ending else []
         numbers = {number for text in texts for number in SAVE_NUMBER.findall(text)}
         if numbers - {*SAVE_NUMBER.findall(name)}:
             return False
-        if is_single and NEWEST_NAME.fullmatch(path.stem):
+        if has_ending and NEWEST_NAME.fullmatch(path.stem):
             return False
     return True
 
 
 def count_patterns(folder: str, files: Iterable[str]) -> Counter[str]:
-    """Count a folder's files by their names without numbers: two of optim_#.bin, one of config."""
+    """Count a folder's files by their names without numbers: {"optim_#.bin": 2, "config": 1}."""
     return Counter(DIGITS.sub("#", str(PurePosixPath(f).relative_to(folder))) for f in files)
 
 
@@ -144,9 +147,9 @@ def hand_over_newest(
     site: RunSite, outputs: tuple[str, ...], has_last: bool, from_self: bool
 ) -> str | None:
     """Find the checkpoint from which the next attempt continues, copy it to all machines, and
-    return its name; None if there is none. `has_last`: {last} in RESUME_ARGS gives the name to the
-    script, which otherwise searches for the newest file itself. `from_self`: each machine continues
-    from a file that it saved, so nothing is copied. Raises UserError."""
+    return its name; None if there is none. `has_last`: RESUME_ARGS has {last}, which becomes the
+    name; otherwise the script searches for the newest file itself. `from_self`: each machine
+    continues from a file that it saved, so nothing is copied. Raises UserError."""
     with waiting(site.terminal, "looking for the newest checkpoint"):
         unusable = site.attempts.find_unusable_checkpoints(site.folder) if has_last else ()
         search = Search(site, outputs, unusable)
@@ -162,8 +165,8 @@ def hand_over_newest(
             "its checkpoint itself, and would find different ones on the machines. Resume "
             "the run when all its machines answer, or type RESUME_ARGS with {last}."
         )
-    # A machine that does not answer may have the files that are missing: to begin again now would
-    # throw its steps away.
+    # A machine that does not answer may have the files that are missing. If the run began again
+    # now, the steps in these files would be lost.
     absent = [host for host in search.last_hosts if host not in search.checkpoints]
     if name is None and absent and (search.rejected or search.has_unlisted):
         raise UserError(
@@ -189,15 +192,16 @@ def hand_over_newest(
 
 
 class Search:
-    """A search for the checkpoint from which the next attempt can continue. `checkpoints`: by
-    machine and name the files of each, the newest first. `other_files`: by machine the files that
-    belong to none. `sent`: checkpoints that came with the code. `rejected`: sentences on
-    checkpoints that lack files or did not arrive. `has_unlisted`: a machine did not list its
-    files."""
+    """A search for the checkpoint from which the next attempt can continue. `checkpoints`:
+    {machine: {checkpoint: its files}}, the newest first. `other_files`: by machine, the files that
+    belong to no checkpoint. `links`: {machine: {name: target}}. `sent`: files that came with the
+    code. `rejected`: sentences on checkpoints that lack files or did not arrive.
+    `has_unlisted`: a machine did not list its files. `unfit`: checkpoints that are tried last."""
 
     def __init__(self, site: RunSite, outputs: tuple[str, ...], unfit: Collection[str] = ()):
         self.nodes, self.folder, self.say = site.machines.nodes, site.folder, site.terminal.say
         self.run_folders, self.unfit = site.folders, unfit
+        # Before the first attempt, every machine counts as a machine of the last attempt.
         attempt = (site.attempts.list or [{"ranks": {}, "nodes": site.folders}])[-1]
         self.last_hosts = [*attempt["nodes"]]
         self.world_size = sum(map(len, attempt["ranks"].values()))
@@ -227,8 +231,9 @@ class Search:
             for file in listing.files:
                 groups.setdefault(checkpoint_of.get(file.name, ""), []).append(file)
             self.other_files[host], self.links[host] = groups.pop("", []), listing.links
+            # A value of `skipped` is (count, first names).
             self.sent += listing.skipped["sent"][1] if "sent" in listing.skipped else []
-            # Of 5.pt and 5.safetensors the one that runs no code when it is loaded comes first.
+            # Of 5.pt and 5.safetensors, the .safetensors comes first: loading it runs no code.
             same_stem: dict[str, list[str]] = {}
             for name, files in groups.items():
                 is_file = files[0].name == name
@@ -250,8 +255,8 @@ class Search:
                 for file in files[:MAX_TRIES]:
                     if TORCH_HEAD.match(self.read(host, file.name, TAIL_BYTES)):
                         self.checkpoints[host][file.name] = [file]
-        # From [3, 1] and [4, 3, 2, 1] comes [4, 3, 2, 1]: new names are inserted before the next
-        # name that the order has.
+        # [3, 1] and [4, 3, 2, 1] become [4, 3, 2, 1]: new names are inserted before the next name
+        # that `order` already has.
         order: list[str] = []
         for host, names in self.checkpoints.items():
             position, new_names = 0, list[str]()
@@ -263,7 +268,7 @@ class Search:
                     order[position:position] = new_names
                     position, new_names = position + len(new_names), []
             order += new_names
-        # The last attempt failed before its first step from an unfit checkpoint, so try that last.
+        # Attempts from an unfit checkpoint failed before their first step, so `unfit` comes last.
         return sorted(order, key=lambda name: name in self.unfit)[:MAX_TRIES]
 
     def find_on_all(self) -> str | None:
@@ -295,7 +300,7 @@ class Search:
         names = self.newest_first()
         for position, name in enumerate(names):
             by_host = self.files_of(name)
-            # Another machine may have files from before the last attempt under the same name.
+            # A machine outside the last attempt may have older files under the same name.
             by_host = {h: by_host[h] for h in by_host if h in self.last_hosts} or by_host
             hosts = {file.name: host for host, files in by_host.items() for file in files}
             if reason := self.missing(name, hosts, names[position + 1 :]):
@@ -310,15 +315,17 @@ class Search:
 
     def files_of(self, name: str) -> dict[str, list[OutputFile]]:
         """Return the files of a checkpoint, by machine."""
-        return {host: points[name] for host, points in self.checkpoints.items() if name in points}
+        return {
+            host: by_name[name] for host, by_name in self.checkpoints.items() if name in by_name
+        }
 
     def reject(self, reason: str) -> None:
         self.rejected.append(reason)
         self.say(reason)
 
     def missing(self, name: str, hosts: Mapping[str, str], older: Iterable[str]) -> str | None:
-        """Word what a checkpoint lacks; None if all of its files seem to exist. `hosts`: a machine
-        for each of its files. `older`: names of checkpoints that were saved before it."""
+        """Return a clause on what a checkpoint lacks; None if all of its files seem to exist.
+        `hosts`: a machine for each of its files. `older`: checkpoints that were saved before it."""
         # A single file is judged by its contents (is_intact).
         if name in hosts:
             return None
@@ -332,7 +339,7 @@ class Search:
                 names = [name.decode() for name in DISTCP_NAME.findall(metadata)]
                 if missing := sorted({f"{folder}/{name}" for name in names} - {*hosts}):
                     return f"{show_names(missing)} is missing"
-        # transformers: model-00001-of-00003.safetensors, of which each says how many there are.
+        # transformers: the name model-00001-of-00003.safetensors says that three files exist.
         shards = Counter[tuple[str, int]]()
         for path in (PurePosixPath(file) for file in hosts if file.endswith(ENDINGS_IN_FOLDER)):
             if match := SHARD_NUMBER.search(path.name):
@@ -357,13 +364,13 @@ class Search:
         return None
 
     def copy_to_all(self, name: str, by_host: dict[str, list[OutputFile]], room: int) -> bool:
-        """Copy a checkpoint to all machines. Each file is read once, from the first machine that
-        has an intact one. Returns whether all machines have it. Raises UserError, Unwritable."""
+        """Copy a checkpoint to all machines. Each file is read once, from the first machine whose
+        file is intact. Returns whether all machines have it. Raises UserError, Unwritable."""
         sources: dict[str, dict[str, OutputFile]] = {}  # file -> machine -> its file
         for host, files in by_host.items():
             for file in files:
                 sources.setdefault(file.name, {})[host] = file
-            # The pointer to a checkpoint goes with it: libraries read the name from there.
+            # The pointer (POINTER_NAME) is copied, too: libraries read the checkpoint's name there.
             for file in self.other_files[host]:
                 folder, file_name = posixpath.split(file.name)
                 is_beside = folder == posixpath.dirname(name) and file.size < TAIL_BYTES
@@ -414,7 +421,7 @@ class Search:
             if host == copy.host:
                 continue
             if POINTER_NAME.fullmatch(posixpath.basename(file_name)) and file_name != name:
-                # It may say where the checkpoint is on the machine that wrote it.
+                # The pointer may have the checkpoint's path on the machine that wrote the pointer.
                 text = self.translate_paths(os.fsdecode(path.read_bytes()), copy.host, host)
                 path = path.with_name(f"{path.name}-for-{host}")
                 size = path.write_bytes(os.fsencode(text))
@@ -428,7 +435,7 @@ class Search:
             link_folder, base_name = posixpath.split(link_name)
             if not (base_name.endswith(ENDINGS) or NEWEST_NAME.fullmatch(base_name)):
                 continue
-            # A target from / is a path of the source; any other begins in the link's folder.
+            # A target from / is a path of the source; another target begins in the link's folder.
             work_folder = self.work_folder(host)
             path = self.translate_paths(target, source, host).removeprefix(f"{work_folder}/")
             path = posixpath.normpath(path if path != target else f"{link_folder}/{target}")
@@ -436,7 +443,7 @@ class Search:
                 make_link(self.nodes[host], work_folder, link_name, posixpath.basename(name))
 
     def translate_paths(self, text: str, source: str, host: str) -> str:
-        """Replace, in paths of one machine, the folder that the run has there by another's."""
+        """Replace the run's folder of the machine `source` in a text by the folder of `host`."""
         # /home/anna/.tandem/runs/<run>/work/pc1/out/5.pt: above <run> there may be a link, so only
         # the last three folders are compared.
         tail = "/".join(self.work_folder(source).split("/")[-3:])

@@ -5,7 +5,8 @@ modules outputs.py and checkpoints.py copy a script's own files with the same to
 A machine is not trusted with names, types or sizes. The launcher asks for one file of the contract
 (docs/run-directory.md) at a time, and makes its name from the machine's name and ranks. The machine
 answers with bytes, so no link, device or folder can arrive, and no other machine's file.
-The bytes are counted into an empty folder, and only then moved into the run's folder.
+`receive_file` counts the bytes and writes them to a file in an empty folder (`staging`). The
+launcher then moves the file into the run's folder.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ SLOWEST_SECONDS, MIN_BYTES = 60.0, 4 * MIB
 # The line before the file's first byte: a .bashrc may print before it.
 MARK = b"tandem-file\n"
 MAX_GREETING_BYTES = 1 << 16  # what a .bashrc may print
-# The words: the folder, the name in it, the number of bytes, and the first byte counted from 1.
-# It changes into the folder, since a path from / would be too long for some names.
+# $1 is the folder, $2 the name in it, $3 the number of bytes, and $4 the first byte counted from 1.
+# The command changes into the folder, since a path from / would be too long for some names.
 SEND = (
     'cd "$1" 2>/dev/null || exit 3; '
     'test -e "$2" || test -L "$2" || exit 3; test -f "$2" && test ! -L "$2" || exit 4; '
@@ -131,6 +132,7 @@ def fetch_record(node: Node, run_folder: str, name: str, folder: Path, max_bytes
             return []
         lines = []
         if size > limit:
+            # These words stand in the middle of two sentences.
             excess = f"larger than {max_bytes // MIB} MiB (KEEP= raises this limit); the whole file"
             if not has_lines:
                 raise NotCopied(f"it is {excess} is {source} on that machine")
@@ -166,8 +168,8 @@ def map_hosts(
     hosts: Iterable[str], fetch: Callable[[str], list[str]], nodes: dict[str, Node]
 ) -> list[str]:
     """Call `fetch` for several hosts at a time, and return all of its sentences. Ctrl-C closes the
-    connections `nodes`: no thread waits for a machine any more."""
-    # Eight at a time: the control node's disk and its one cable take everything.
+    connections `nodes`, so that no thread waits for a machine any more."""
+    # Eight at a time: all files arrive over the control node's one cable, on its one disk.
     with ThreadPoolExecutor(max_workers=8) as pool:
         try:
             return [line for lines in pool.map(fetch, hosts) for line in lines]
@@ -272,7 +274,7 @@ def read_content(process: Process) -> Iterator[bytes]:
     try:
         for piece in stream_output(process, SLOWEST_SECONDS, renewed=MIN_BYTES):
             if not has_begun:
-                # The mark may arrive in two pieces, so it is searched for in all that has come.
+                # The mark may arrive in two pieces, so all pieces so far are searched for the mark.
                 greeting, mark, piece = (greeting + piece).partition(MARK)
                 has_begun = bool(mark)
                 if len(greeting) > MAX_GREETING_BYTES:

@@ -55,7 +55,7 @@ from launcher.watch.guards import deliver, lay_out, start_guards
 from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Watch
 
-LARGEST_DIVISOR = 64  # of Limits
+LARGEST_DIVISOR = 64  # see Limits.divisor
 
 
 @dataclass(frozen=True)
@@ -112,14 +112,15 @@ class PlannedAttempt:
 
 def start_run(ready: ReadyRun, terminal: Terminal, waiter: Waiter, name: str = "") -> int:
     """Carry out a new run and return the exit code. Raises UserError. After Busy the run has no
-    folder any more: another launcher, which had found the same machines free, was first."""
-    folder, previous = None, (folders.RUNS / "latest").resolve()
+    folder any more: another launcher had also found the machines free, and started first."""
+    folder, previous_latest = None, (folders.RUNS / "latest").resolve()
     try:
         folder = folders.make_folder(folders.RUNS, name or new_id(ready))
         plan = make_plan(ready, ready.machines, run=folder.name, bar=terminal.columns)
         with folders.writing(folder / "plan.json"):
             # The plan holds the diff of the checkout and each machine's run_env, which are private.
             document = plan.document()
+            # By the seal, RESUME knows that this user wrote the options.
             document["seal"] = seal.seal(document["options"])
             write_json(folder / "plan.json", document, mode=0o600)
         run = take_control(folder, ready, terminal)
@@ -131,7 +132,7 @@ def start_run(ready: ReadyRun, terminal: Terminal, waiter: Waiter, name: str = "
         nothing_began = isinstance(error, (Busy, CheckFailed))
         if folder and (nothing_began or not (folder / "plan.json").exists()):
             terminal.close_log()
-            folders.remove_folder(folder, previous)
+            folders.remove_folder(folder, previous_latest)
         raise
 
 
@@ -177,6 +178,7 @@ def run_to_end(run: Run, plan: Plan, reason: str, checkpoint: str | None = None)
     notify. Returns the exit code. Raises UserError if no attempt began."""
     needs = dataclasses.replace(run.ready.needs, run=plan.run)
     limits, machines = Limits(run.ready.config.max_restarts), run.ready.machines
+    # `checkpoint` is "" if the program finds its checkpoint itself (handover.find_checkpoint).
     first = PlannedAttempt(plan, needs, machines, reason, limits, checkpoint or None)
     try:
         # From here on the terminal's lines are kept: `make attach` may come at any time.
@@ -185,7 +187,7 @@ def run_to_end(run: Run, plan: Plan, reason: str, checkpoint: str | None = None)
         outcome, connected = run_attempts(run, first)
         is_whole = finish(run, outcome, connected)
     except UserError as error:
-        # After Busy nothing has failed: with QUEUE=1 the run waits and is tried again.
+        # After Busy nothing has failed: with QUEUE=1 the launcher waits and starts the run again.
         if not isinstance(error, Busy):
             run.notify.send(read_facts(run.folder, "failed", str(error)))
         raise
@@ -219,7 +221,8 @@ def run_attempts(run: Run, attempt: PlannedAttempt) -> tuple[Outcome, OpenMachin
                 run.terminal.say(*error.problems)
                 return Outcome("failed", None, 0.0, [], {}), attempt.machines
             cause = outcome.cause
-            # If another launcher has taken a machine since its answer, this run has not begun.
+            # If another launcher took a machine after the machine had answered, this run has not
+            # begun.
             is_first = len(run.attempts.list) == run.count_before + 1
             if is_first and cause is not None and cause.source == "busy":
                 run.attempts.close(run.status_before)
@@ -270,7 +273,7 @@ def perform_attempt(run: Run, attempt: PlannedAttempt, stopper: Stopper) -> Outc
         message = " ".join(error.problems)
         failure = Failure(host=error.hosts[0], source="gone", order=0, message=message)
         outcome = Outcome("failed", failure, 0.0, error.hosts, {})
-        if run.attempts.list[-1]["attempt"] != plan.attempt:  # it failed before it was noted
+        if run.attempts.list[-1]["attempt"] != plan.attempt:  # it failed before `begin` above
             run.attempts.begin(plan, attempt.reason, time.time())
     else:
         if cause := outcome.cause:  # a file that the rank did not find may be on the control node
@@ -363,13 +366,14 @@ def finish(run: Run, outcome: Outcome, machines: OpenMachines | None) -> bool:
     """Close the run, copy its files to the control node, and report. Returns whether the control
     node has all files that it should."""
     # A resumed run that did no work, or whose program refused its input, keeps its old status.
+    # (A new run has the status_before "running".)
     attempts = run.attempts.list[run.count_before :]
     is_bad_input = outcome.cause is not None and outcome.cause.exit_code == BAD_INPUT
     is_unchanged = not attempts or (len(attempts) == 1 and is_bad_input)
     was_refused = run.status_before != "running" and is_unchanged
     run.attempts.close(run.status_before if was_refused else outcome.status)
     machines = reconnect(run, outcome, machines)
-    # Ctrl-C ends only the copying: the run is over, and its status is written.
+    # The run is over, and its status is written: Ctrl-C ends only the copying and the report.
     try:
         has_checkpoint, is_whole = collect_files(run, machines)
         advice = cannot_go_on()
@@ -397,8 +401,8 @@ def reconnect(run: Run, outcome: Outcome, machines: OpenMachines | None) -> Open
     """Return the same connections if all machines that participated are still connected; otherwise
     close them and connect to the machines that answer now."""
     participated = run.participants.participated
-    is_lost = outcome.status == "failed" or bool(outcome.lost_hosts or outcome.unreported_hosts)
-    if machines and not is_lost and participated <= {host.name for host in machines.hosts}:
+    may_be_lost = outcome.status == "failed" or bool(outcome.lost_hosts or outcome.unreported_hosts)
+    if machines and not may_be_lost and participated <= {host.name for host in machines.hosts}:
         return machines
     if machines:
         machines.close()
@@ -425,6 +429,7 @@ def collect_files(run: Run, machines: OpenMachines) -> tuple[bool, bool]:
         try:
             lines += collect.fetch_records(nodes, run_folders, attempts.list, run.folder, max_bytes)
             if program.runs_in_folder:
+                # Without OUTPUT=, KEEP= does not apply (docs/own-script.md).
                 limit = max_bytes if program.outputs else MOST_BYTES
                 lines += outputs.fetch_outputs(
                     nodes, run_folders, program.outputs, run.folder, limit
@@ -437,15 +442,17 @@ def collect_files(run: Run, machines: OpenMachines) -> tuple[bool, bool]:
                 )
                 lines += [*problems, *(f"checkpoint {relative(path)}" for path in paths)]
             if program.results and attempts.status == "finished":
+                # Node 0 has the results (launcher/program.py).
                 host, names = attempts.list[-1]["nodes"][0], [*program.results]
                 texts, is_whole = collect.fetch_results(nodes, run_folders, host, names, run.folder)
                 lines += texts
         except collect.Unwritable as error:
-            # One sentence: on a full disk each further file would fail for the same reason.
+            # One sentence is enough: on a full disk each further file fails for the same reason.
             lines, is_whole = [not_copied(run.folder, error)], False
     attempts.read_starts()
     run.terminal.say(*lines)
     has_saved = bool(collect.newest_by_host(names_by_host)) or attempts.has_checkpoint(run.folder)
+    # Nobody looks for a script's checkpoints here, so a script counts as having a checkpoint.
     return has_saved or not program.ranks_pass_on, is_whole
 
 

@@ -2,8 +2,9 @@
 end of a run. The module checkpoints.py finds checkpoints among these files, and gives them to other
 machines by `write_file` and `make_link`.
 
-The names come from the machines. Each name is checked before it becomes a path: it must lead below
-the machine's folder in the run's folder. The number and size of a machine's files have limits.
+The names come from the machines. Each name is checked before it becomes a path: the name must
+lead below the machine's folder in the run's folder. The number and size of a machine's files have
+limits.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ SHOWN_NAMES = 5
 # If somebody looks at a folder that has these, git, Mercurial, direnv or an editor may run programs
 # of the machine. A bare git repository has a file HEAD.
 PROGRAM_STARTERS = {".git", ".hg", ".envrc", ".vscode", ".idea", ".devcontainer"}
-# The words: a folder, the file's name below it, and its size. The name a/b.pt makes the folder a.
-# The file has its name only once it is complete. (cd, since a path from / may be too long.)
+# $1 is a folder, $2 the file's name below it, $3 its size. For the name a/b.pt the command makes
+# the folder a. The file gets its name once it is complete. (cd: a path from / may be too long.)
 WRITE = (
     'mkdir -p "$1" && cd "$1" || exit; case $2 in */*) mkdir -p "./${2%/*}" && cd "./${2%/*}" '
     '|| exit;; esac; head -c "$3" > .tandem-part && test "$(stat -c %s .tandem-part)" = "$3" && '
@@ -89,7 +90,7 @@ def list_outputs(node: Node, run_folder: str, outputs: tuple[str, ...]) -> Outpu
 
 
 def check_listing(answer: WorkFiles, outputs: tuple[str, ...]) -> OutputListing:
-    """Read a machine's answer. Only names of files below these folders are taken."""
+    """Return the listing in a machine's answer, with only the files below these folders."""
 
     def read_name(quoted: str) -> str:
         return unquote(quoted, errors="surrogateescape")  # a name may be any bytes, not only UTF-8
@@ -108,8 +109,8 @@ def check_listing(answer: WorkFiles, outputs: tuple[str, ...]) -> OutputListing:
         if not following.startswith(f"{name}/")
     ]
     skipped = {
-        str(kind): (names.count, [read_name(name) for name in names.first])
-        for kind, names in answer.others.items()
+        str(kind): (group.count, [read_name(name) for name in group.first])
+        for kind, group in answer.others.items()
     }
     if refused_count := len(answer.files) - len(valid_files):
         skipped["names that lead out of the folder"] = refused_count, []
@@ -205,9 +206,10 @@ def fetch_from_machine(
             skipped.setdefault(reason, []).append(file.name)
         else:
             files.append(file)
+    # `total` also counts files that the machine's answer does not list.
     older_count = total - sum(map(len, skipped.values())) - len(files[:MOST_FILES])
 
-    # Copy them one by one. A file that fails does not keep the next one from being copied.
+    # Copy the files one by one. A file that fails does not keep the next one from being copied.
     folder_hashes, lost_reason = set[int](), ""  # hashes, since names of folders may be long
     for file in files[:MOST_FILES]:
         try:
@@ -250,8 +252,8 @@ def fetch_from_machine(
 
 
 def make_link(node: Node, folder: str, name: str, target: str) -> None:
-    """Make a link of this name in a machine's folder, unless a file has the name there. Raises
-    UserError."""
+    """Make a link of this name in a machine's folder. The link replaces an older link, but no file.
+    Raises UserError."""
     script = 'cd "$1" && { [ ! -L "./$2" ] && [ -e "./$2" ] || ln -sfT -- "$3" "./$2"; }'
     argv = ["sh", "-c", script, "sh", folder, name, target]
     _, stderr, status = talk(node.start(argv), b"", SLOWEST_SECONDS)
@@ -264,7 +266,7 @@ def make_link(node: Node, folder: str, name: str, target: str) -> None:
 
 def write_file(node: Node, source: Path, size: int, folder: str, name: str) -> None:
     """Write a file of this name into a machine's folder, whole or not at all. Raises UserError."""
-    # A checkpoint may be larger than memory, so it is mapped. (An empty file cannot be.)
+    # A checkpoint may be larger than memory, so it is mapped. (An empty file cannot be mapped.)
     with source.open("rb") as file:
         contents = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else b""
     process = node.start(["sh", "-c", WRITE, "sh", folder, name, str(size)])

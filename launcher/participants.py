@@ -2,7 +2,7 @@
 `select` decides, from facts and rules only; `Participants` asks the machines and waits.
 
 A run changes its machines only when an attempt begins: it saves at an agreed step and continues on
-the machines that participate then. It leaves a machine as soon as the owner is back. A machine
+the machines that participate then. A run leaves a machine as soon as its owner is back. A machine
 joins when it has been free for `idle_minutes`, and not sooner than `idle_minutes` after the last
 change. This limits the cost: a machine causes at most two starts of a run in that time.
 """
@@ -55,8 +55,8 @@ class Moment(Enum):
 @dataclass(frozen=True)
 class Presence:
     """The state of a machine. `absence`: why it does not participate: its owner uses it, it did
-    not answer, or it has a problem. `free_since`: when the last absence ended. `is_fit`: nothing
-    keeps the machine from joining the attempt that trains now."""
+    not answer, or it has a problem. `free_since`: the last absence's end in monotonic seconds.
+    `is_fit`: nothing keeps the machine from joining the attempt that trains now."""
 
     free_since: float = float("-inf")
     absence: Problem | None = None
@@ -104,7 +104,8 @@ def why_left_out(
     owner, config, label = host.owner, group.config, host.label()
     presence = group.presence[host.name]
     is_inside = host.name in group.inside
-    # The problems of this machine. An owner who cannot come back unseen needs no idle_minutes.
+    # The problems of this machine. Without owner=yields an owner has to ask for the machine, so no
+    # idle_minutes have to pass.
     is_fresh = owner.yields and now - presence.free_since < owner.idle_seconds
     if owner.hours and not owner.hours.has(day):
         entries = [problem("outside-hours", host, hours=owner.hours.text)]
@@ -120,7 +121,8 @@ def why_left_out(
         entries += [entry for entry in findings if joins and not entry.labels]
         entries = [replace(entry, labels=(label,)) for entry in entries]
     # The kinds of problem for which the run continues without the machine. A dry run shows every
-    # machine. A start is refused, or waits, for all kinds that are not in the set.
+    # machine. For all kinds that are not in the set, a start is refused or waits. (With
+    # QUEUE=1 a start waits for busy machines.)
     tolerated = {OWNER, SILENT, BUSY, ALWAYS} - ({BUSY} if config.force else set())
     if moment is Moment.DRY_RUN:
         tolerated = set()
@@ -167,16 +169,16 @@ def select(
         waits_for = left_out.values() if moment is Moment.START else owned
         reason = "; ".join(entry.text for entry in waits_for)
         return Selection(names, left_out, f"at least {count} must be free: {reason}")
-    # A machine has just been left out: the caller compares the remaining ones anew, since without
-    # it less may be wrong with them.
+    # `findings` have just left a machine out. The caller compares the remaining machines anew:
+    # without that machine they may have fewer problems.
     has_new = any(left_out[n] not in owned and not presence[n].absence for n in left_out)
     if has_new and not is_short:
         return Selection(names, left_out)
     if moment is Moment.RESTART:
-        between = [entry for entry in findings if not entry.labels and entry.blocks is ALWAYS]
-        if not is_short and not between:
+        shared = [entry for entry in findings if not entry.labels and entry.blocks is ALWAYS]
+        if not is_short and not shared:
             return Selection(names, left_out)
-        texts = [entry.text for entry in (*left_out.values(), *between) if entry not in owned]
+        texts = [entry.text for entry in (*left_out.values(), *shared) if entry not in owned]
         if waited > PATIENCE:
             fit = f"only {len(names)} are ready ({', '.join(names) or 'none'})"
             advice = "repair the other machines, then type `make train RESUME=latest`."
@@ -198,7 +200,8 @@ def select(
 class Waiter:
     """Pauses before the machines are asked again, and reports each reason once. Waiting runs have
     no order: the first that asks when the machines are free gets them. `stopper`: of a run that has
-    begun. `waited`: the name of a run that has waited for machines, owners or a time of day."""
+    begun. `waited`: the name of a run that has waited for machines, owners or a time of day.
+    `until`: UNTIL in Unix seconds."""
 
     terminal: Terminal
     notify: Notify
@@ -241,7 +244,7 @@ class Participants(MachineGroup):
 
     def __init__(self, hosts: Sequence[Host], config: Config):
         super().__init__([*hosts], config, {host.name: Presence() for host in hosts})
-        self._training: tuple[OpenMachines, Needs] | None = None
+        self._training: tuple[OpenMachines, Needs] | None = None  # of the present attempt
         self._connections: dict[str, Node] = {}  # to machines that do not participate
 
     def select(
@@ -256,8 +259,8 @@ class Participants(MachineGroup):
         is_optional = any(self.config.min_nodes or host.owner.signs for host in self.hosts)
         is_lenient = moment is Moment.RESTART or (moment is Moment.START and is_optional)
         while True:
-            # Absences may be over, so machines are asked anew. But `look` ends the absence that an
-            # owner causes, and at a start that of a machine that did not answer.
+            # Absences may be over: they are forgotten, and the machines are asked anew. But `look`
+            # ends an owner's absence and, at a start, the absence of a silent machine.
             lasting = (OWNER,) if moment is Moment.RESTART else (OWNER, SILENT)
             for host in self.hosts:
                 absence = self.presence[host.name].absence
@@ -265,7 +268,7 @@ class Participants(MachineGroup):
                     self.presence[host.name] = Presence()
             with contextlib.ExitStack() as connections:
                 selection = self.select(moment)
-                # The clock and the owners leave enough machines: now connect to all of these.
+                # Hours and owners leave enough machines to the run: connect to these machines.
                 if not selection.wait:
                     hosts = [host for host in self.hosts if host.name in selection.names]
                     text = f"checking {pluralize(len(hosts), 'machine')}"
@@ -292,11 +295,11 @@ class Participants(MachineGroup):
                 if not selection.wait:
                     connections.pop_all()  # the run gets them open
                     break
-            # Wait, and report the reason. PATIENCE counts from the last endless wait.
+            # Wait, and report the reason. PATIENCE is counted from the last endless wait (`since`).
             if selection.is_endless:
                 since = time.monotonic()
             waiter.waited = name
-            remind(selection.wait)
+            remind(selection.wait)  # notifies the user once, after an hour
             waiter.pause(selection.wait, selection.is_endless, selection.texts)
             if moment is Moment.START and self.select(moment).wait:
                 self.look()  # at a restart the thread of `looking` does this
@@ -338,7 +341,7 @@ class Participants(MachineGroup):
         """Return why the run has to continue on other machines, or None."""
         selection, inside = self.select(Moment.RUNNING), self.inside
         left_out = {name: selection.left_out[name] for name in inside if name in selection.left_out}
-        # The next attempt takes every machine that can join, so the reason names who leaves.
+        # The next attempt also takes every machine that can join. The reason names only who leaves.
         if left_out:
             return "; ".join(f"{name} leaves: {entry.message}" for name, entry in left_out.items())
         joining = [name for name in selection.names if name not in inside]
@@ -397,7 +400,7 @@ class Participants(MachineGroup):
             findings = [*machines.silent.values()]
             findings = findings or find_problems(joint_machines, needs, Moment.RUNNING, False)
             entry = find_reason(findings)
-            if name not in self.inside:  # no attempt has begun with it meanwhile
+            if name not in self.inside:  # meanwhile no attempt has begun with this machine
                 self.presence[name] = replace(self.presence[name], absence=entry, is_fit=not entry)
 
     def _close_connections(self, needed_hosts: Collection[str]) -> None:
@@ -429,7 +432,8 @@ def find_problems(
             findings = refused.reasons
         control = replace(control, sources=look.read_data_sources(machines, needs))
     findings = [*findings, *judge.problems(machines, needs, control)]
-    # The connections are tried last: a machine that cannot train anyway need not open its ports.
+    # The connections are tried last, if there are only warnings (NEVER): a machine that cannot
+    # train anyway need not open its ports.
     if (is_first or joins) and all(entry.blocks is NEVER for entry in findings):
         findings += judge.name_unreachable_pairs(machines, look.find_unreachable_peers(machines))
     return findings

@@ -1,7 +1,7 @@
 """Keeps the attempts of a run in attempts.json, and puts into words how a run ended.
 
-lifecycle.py and errand.py begin and end the attempts. The run's exit code is computed here, too.
-Whether another attempt begins is decided in lifecycle.py.
+lifecycle.py and errand.py begin and end the attempts. lifecycle.py decides whether another attempt
+begins. `exit_code` returns the run's exit code.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def write_json(path: Path, value: object, mode: int = 0o644) -> None:
 
 
 class Attempts:
-    """Keeps the attempts of a run, including the earlier ones when it is resumed."""
+    """Keeps the attempts of a run. A resumed run keeps its earlier attempts."""
 
     def __init__(self, folder: Path):
         self.path = folder / "attempts.json"
@@ -218,7 +218,7 @@ def leftovers(outcome: Outcome) -> list[str]:
         clean = f"all processes of the run have ended{by_tandem}"
         alive = f"still alive: {', '.join(processes[:MAX_PROCESSES])}{extra}"
         lines.append(f"{host}: {alive if processes else clean}")
-    # The guard on a lost machine cannot report, but ends its processes after its lease (LEASE).
+    # The guard on a lost machine cannot report, but ends the processes once its lease is over.
     for host in outcome.lost_hosts:
         lines.append(f"{host}: does not answer; its guard ends its processes within 20 s")
     for host in outcome.unreported_hosts:

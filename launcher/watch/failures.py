@@ -2,7 +2,7 @@
 failure that explains all others. watch.py collects failures; attempts.json has the first cause.
 
 Clocks of different machines are not compared. On each machine the guard reports which worker failed
-first. Between machines, an error that only says "a peer is gone" comes after all other errors.
+first. Between machines, an error that only says "a peer is gone" is the last choice for the cause.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Failure:
     last_line: str | None = None  # after the exception, or the very last if there is no exception
     message: str | None = None
     last_lines: tuple[str, ...] = ()
-    first_on_node: bool = True  # no other rank of this machine failed before
+    first_on_node: bool = True  # no other rank of this machine failed before this rank
     has_exit_codes: bool = True
     file_hint: str | None = None  # the remedy for a file that was not sent
 
@@ -128,7 +128,7 @@ class Failure:
     @property
     def no_resume(self) -> str | None:
         """Why a run that this failure ended should not be resumed, with {run} for the run's name;
-        None if it may be."""
+        None if the run may be resumed."""
         template: str | None = _answer(self, "no_resume")
         return template
 
@@ -143,7 +143,7 @@ class Failure:
     def words(self) -> dict[str, object]:
         """Return {name: text} to fill the sentences of a FailureKind. Unknown names are absent."""
         newest_line = self.last_lines[-1] if self.last_lines else None
-        launch_signal = LAUNCH_SIGNAL.search(self.text[-4000:])  # launch prints it at its end
+        launch_signal = LAUNCH_SIGNAL.search(self.text[-4000:])  # among launch's last lines
         message = self.trainer_message
         words = {
             "host": self.host,
@@ -151,7 +151,7 @@ class Failure:
             "exit_code": self.exit_code,
             "signal": self.signal,
             "ending": self.signal or f"exit code {self.exit_code}",
-            "killed_by": launch_signal and launch_signal[1],
+            "killed_by": launch_signal and launch_signal[1],  # such as SIGKILL
             "source": self.source,
             "message": self.message,
             "exception": self.exception,
@@ -175,7 +175,7 @@ class CausePriority(enum.IntEnum):
     BUSY = 0
     INDEPENDENT = 1  # no other failure is needed to explain this failure
     GUARD = 2
-    LAUNCH = 3  # launch fails after any of its ranks has failed
+    LAUNCH = 3  # launch also fails after any of its ranks has failed
     PEER_LOST = 4
 
 
@@ -203,7 +203,7 @@ class FailureKind:
     general_remedy: str | None = None  # replaces `remedy` for a user's script
     restart: Restart | None = None
     reason: str | None = None  # why another attempt begins
-    exit_code: int | None = None  # of the run; otherwise the run takes the process's exit code
+    exit_code: int | None = None  # of the run; if None, Failure.run_exit_code chooses the code
     one_rank_explains: bool | None = None  # all ranks end like this, but only one prints why
     no_resume: str | None = None  # why the run should not continue from its checkpoint
     hint: str | None = None  # a script's failure gets this hint instead of the sentence
@@ -237,7 +237,7 @@ def _lost_its_peer(failure: Failure) -> bool:
     is_aborted = failure.signal == "SIGABRT"
     if failure.source != "worker" and not (failure.source == "left" and failure.exception):
         return False
-    # A trainer exits with STOPPED only after a request to stop: the request has another cause.
+    # A trainer exits with STOPPED only after a request to stop, which has another cause.
     if failure.exit_code == STOPPED and failure.has_exit_codes:
         return True
     lines = [line[:SEARCHED_CHARACTERS] for line in failure.last_lines]
@@ -258,10 +258,10 @@ KILLED_IN_LAUNCH = "{host}: a process of torch.distributed.launch was ended by {
 
 def _make_signal_kinds(name: str, meaning: str, remedy: str) -> tuple[FailureKind, ...]:
     """Return three kinds: the signal `name` ended launch, a rank, or a process of launch."""
+    # The double braces keep {host}, {who} and {after} for Failure.words().
     launch = f"{{host}}: torch.distributed.launch was ended by {name}{{after}}: {meaning}"
     rank = f"{{who}} was ended by {name}{{after}}: {meaning}"
-
-    return (
+    return (  # `None` is the priority: another kind answers this question
         FailureKind(_signal_is(name, "launch"), None, launch, remedy),
         FailureKind(_signal_is(name), None, rank, remedy),
         # Launch itself was not killed, but reports the signal of a process that it started.
@@ -282,7 +282,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         restart=Restart.IN_SMALLER_PIECES,
         reason="{host} ran out of memory; micro-batches are 1/{divisor} now",
     ),
-    # Whatever the exit code is: a run can continue on the machines whose disks have space.
+    # After any exit code, another attempt helps: it can use the machines whose disks have space.
     FailureKind(
         _evidence_has(r"No space left on device|Disk quota exceeded|Errno 28|ENOSPC"),
         sentence="{who}: its disk is full",
@@ -353,6 +353,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
     ),
     FailureKind(
         _source_is("left"),
+        # watch.py puts the rank that still waited, such as `pc2, rank 1`, into `message`.
         sentence="{who} finished{after}, while {message} still waited for it",
         remedy="give each rank the same number of batches: use a DistributedSampler, "
         "drop_last=True in the DataLoader, or DistributedDataParallel's join()",
@@ -388,6 +389,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         general_remedy="find out who killed it; with RESUME_ARGS= and "
         "MAX_RESTARTS=3, Tandem restarts the run",
     ),
+    # For signals outside SIGNALS. Without a signal {killed_by} is unknown; the next kind answers.
     FailureKind(_source_is("launch"), sentence=KILLED_IN_LAUNCH, remedy=READ_BELOW),
     FailureKind(
         _source_is("launch"),
@@ -404,6 +406,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         no_resume="runs/{run}/checkpoints has the last checkpoint; RESUME={run} would repeat the "
         "steps that diverged, and fail again",
     ),
+    # For a failure without a trainer's message.
     FailureKind(
         _exit_code_is(DIVERGED),
         sentence="the loss became infinite or NaN",
@@ -507,6 +510,7 @@ def as_document(failure: Failure) -> dict[str, Any]:
 def explain_restart(failure: Failure, divisor: int) -> str:
     """Return why another attempt begins. `divisor`: the next attempt divides the micro-batches of
     the options by this number, after a rank ran out of memory."""
+    # A failure without a message gets the text None for {message}, so this word is never unknown.
     words = {"message": None, **failure.words(), "divisor": divisor}
     for kind in FAILURE_KINDS:
         if kind.reason is not None and kind.fits(failure):

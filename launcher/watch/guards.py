@@ -1,7 +1,7 @@
 """Sends an attempt's code, starts a guard on each node, and copies the records that guards send.
 
 lifecycle.py and errand.py deliver files and start guards. Then watch.py reads the guards' frames
-(docs/guard-protocol.md) and gives them orders by Guarded. launcher/node/guard.py is the guard.
+(docs/guard-protocol.md) and sends them orders through Guarded. launcher/node/guard.py is the guard.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def _has_files(sha256: str, node_and_folder: tuple[Node, str]) -> bool:
     folder_sha256 = remote.tree_sha256(node, folder)
     if folder_sha256:
         mark_used = ["sh", "-c", MARK_USED, "sh", folder, str(DAYS)]
-        # An error here does not matter: check_code decides after the files were sent.
+        # An error of this command does not matter: check_code decides after the files were sent.
         with contextlib.suppress(OSError, UserError):
             argv = mark_used if folder_sha256 == sha256 else ["rm", "-rf", "--", folder]
-            talk(node.start(argv), b"", 20.0)
+            talk(node.start(argv), b"", 20.0)  # seconds
     return folder_sha256 == sha256
 
 
@@ -100,8 +100,8 @@ def check_code(
 def lay_out(
     plan: Plan, machines: OpenMachines, outputs: Sequence[str], say: Callable[[str], None]
 ) -> None:
-    """Copy the delivered code of a script, on each machine, into the folder in which the script
-    runs, and make the folders `outputs` in it. Raises MachineError."""
+    """On each machine, copy the delivered code of a script into the folder in which the script
+    runs. Make the folders `outputs` there. Raises MachineError."""
 
     def lay_out_on(node: NodePlan) -> str | None:
         sent, work = f"{node.code}/{code.OWN}", f"{node.output}/{code.WORK}/{node.host}"
@@ -145,7 +145,7 @@ def make_task(plan: Plan, node: NodePlan) -> dict[str, Any]:
     # machine may connect over its loopback.
     loopback = ["127.0.0.1", "::1"] if len(node.ranks) > 1 else []
     peers = [*dict.fromkeys(peer.address for peer in plan.nodes), *loopback]
-    if plan.world_size == 1:
+    if plan.world_size == 1:  # a single rank connects to nobody
         peers = []
     # argv and env must be exactly those that a dry run prints (plan.render).
     return {
@@ -162,7 +162,7 @@ def make_task(plan: Plan, node: NodePlan) -> dict[str, Any]:
         "lease": LEASE,
         "interface": node.interface,
         "holder": f"{current_user()[0]}@{socket.gethostname()}",
-        "shared": plan.options.force,
+        "shared": plan.options.force,  # start although another run has the machine
         "peers": peers,
         "owner_signs": list(node.owner_signs),
         "away_dir": node.away_dir,
@@ -193,7 +193,8 @@ class Guarded:
 
     def renew(self) -> None:
         """Renew the lease."""
-        # If the network is slow, a second renewal in the queue would arrive with the first one.
+        # If the network is slow, the queue is not empty: a second renewal would only arrive
+        # together with the first renewal.
         if not self._unsent:
             self.send({"type": "lease"})
         else:
@@ -226,8 +227,8 @@ class Copy:
 
     def append(self, offset: int, data: bytes) -> None:
         """Write a piece at the file's end, completely or not at all."""
-        # A piece may be missing because the disk was full. Then no later piece fits: collect.py
-        # fetches the rest of the file after the run.
+        # A piece may be missing because the disk was full. Then the offset of no later piece fits,
+        # and collect.py fetches the rest of the file after the run.
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC

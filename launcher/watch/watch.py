@@ -33,8 +33,9 @@ from report.hang import describe_silent_ranks
 
 # All durations are in seconds.
 RENEW_EVERY = 1.0
-# A network stall of 8 s silences TCP for up to 12.6 s (docs/guard-protocol.md), which must pass. A
-# frozen machine must be noticed within 20 s.
+# A guard that is silent for longer is given up. A network stall of 8 s silences TCP for up to
+# 12.6 s (docs/guard-protocol.md), and must not end the run. A frozen machine must be noticed
+# within 20 s.
 SILENCE = 15.0
 SETTLE = 1.5  # after the first failure, for reports of other nodes that may explain the failure
 STOP_GRACE = 20  # for workers to save a checkpoint
@@ -103,7 +104,7 @@ class Watch:
         processes: dict[str, Process],
         logs: RunLogs,
         stopper: Stopper,
-        participants: Participants | None = None,
+        participants: Participants | None = None,  # None: the machines stay the same
     ):
         start_time = time.monotonic()
         self._plan = plan
@@ -112,7 +113,7 @@ class Watch:
         self._stopper = stopper
         self._participants = participants
         self._regroup: str | None = None  # why the run should go on with other machines
-        self._begin = self._end = start_time
+        self._begin = self._end = start_time  # `_end`: when a guard last sent data or hung up
         self._guards = {n.host: Guarded(n, processes[n.host], start_time) for n in plan.nodes}
         self._records = Records(plan, logs.folder, logs.terminal.spool, plan.options.keep * MIB)
         self._ruling = Ruling(logs.folder, self._say)
@@ -143,7 +144,7 @@ class Watch:
                     if self._stopper.asked > stop_requests:
                         break
                 # `turn_time` is read before the check for pauses. The check notices a pause before
-                # this time, and a pause after it cannot make a guard look silent.
+                # this line. A pause after this line cannot make a guard look silent in this turn.
                 turn_time = time.monotonic()
                 if pause := self._pauses.check():
                     self._say(
@@ -188,8 +189,8 @@ class Watch:
         keys = selector.get_map().values()
         for fd in [key.fd for key in keys if key.data is guard]:
             selector.unregister(fd)
-            # The process is closed after it is unregistered: a closed channel has another
-            # descriptor, or none. The guard of a lost machine ends by its lease instead.
+            # A closed ssh channel has another descriptor, or none, so the channel is unregistered
+            # before `close`. A lost machine's guard ends by its lease instead.
             if not guard.is_lost:
                 with contextlib.suppress(Exception):
                     guard.process.close()
@@ -215,7 +216,8 @@ class Watch:
         """Handle the frames that a guard sent, for about SLICE seconds."""
         data: bytes | None = b""
         if not guard.has_backlog:
-            # b"" means the end of the stream, and None means no data yet. An error leaves b"".
+            # read() returns b"" at the end of the stream, and None if there is no data yet. After
+            # an error, `data` is still b"".
             with contextlib.suppress(OSError):
                 data = guard.process.read()
             if data is None:
@@ -269,7 +271,7 @@ class Watch:
         guard.exit = frame
         if frame.reason == "busy":
             self._note_failure(host, "busy", message=frame.message)
-        # launch also fails after a worker fails. Without another failure launch itself failed.
+        # launch also fails after a worker fails. If this host has no failure, launch itself failed.
         elif frame.reason == "failed" and all(f.host != host for f in self._failures):
             self._note_failure(
                 host,
@@ -299,7 +301,7 @@ class Watch:
             return
         last_lines = [*self._logs.get_log(host, frame.rank).last_lines]
         # If the worker printed more than LAST_LINES after the error, the error replaces the oldest
-        # of these lines.
+        # of these lines. The guard may join several lines to an exception: compare its beginning.
         if frame.exception and not any(frame.exception[:40] in line for line in last_lines):
             error = [*[frame.exception, *frame.error_lines][: LAST_LINES // 2], "..."]
             last_lines = [*error, *last_lines[len(error) :]]
@@ -307,7 +309,7 @@ class Watch:
             host,
             "worker" if frame.exit_code != 0 else "left",
             rank=frame.rank,
-            exit_code=frame.exit_code or None,
+            exit_code=frame.exit_code or None,  # a Failure has no exit code 0
             signal=frame.signal,
             exception=frame.exception,
             error_lines=tuple(frame.error_lines),
@@ -348,7 +350,7 @@ class Watch:
         # A rank that gives up waiting fails with a lost peer. The awaited rank failed earlier.
         if hang is not None and not self._failures and failure.peer_lost:
             message = f"no step for {hang.seconds:.0f} s: {hang.why}"
-            for host, rank in hang.ranks[:1]:
+            for host, rank in hang.ranks[:1]:  # only the first awaited rank
                 if host in self._guards:
                     hung = self._make_failure(host, "hung", rank=rank, message=message)
                     self._failures.append(hung)
@@ -361,7 +363,8 @@ class Watch:
         if not self._exited or not waiting:
             return None
         idle = min(guard.idle or 0.0 for guard in waiting)
-        # Time counts only from the last exit of a rank: before it, ranks may have waited for it.
+        # Only the time since the last exit of a rank counts: before, other ranks may have waited
+        # for this rank.
         since_exit = self._elapsed_seconds() - (self._exited[-1].seconds or 0.0)
         if min(idle, since_exit) < LONGEST_IDLE:
             return None
@@ -393,7 +396,7 @@ class Watch:
 
     def _handle_deadlines(self, turn_time: float, selector: selectors.BaseSelector) -> None:
         """Give up silent guards, handle Ctrl-Z, and enter the stages that are due."""
-        # A guard sends a beat every second: a silent machine is off, frozen or unreachable.
+        # A guard sends a beat every second, so a silent machine is off, frozen or unreachable.
         for guard in self._active_guards():
             if turn_time - guard.last_frame_time > SILENCE:
                 guard.ended = guard.is_lost = True
@@ -475,17 +478,18 @@ class Watch:
         if status == "finished":
             cause = find_first_cause(with_exception)
         elif cause and cause.source == "worker":
-            # A rank that ended with 0 may explain why another rank failed. A rank that printed an
-            # exception is the best explanation. It must have ended before the failure, but a rank
-            # that lost its peer may be reported first, by another machine. The second best
-            # explanation of a lost peer is a rank that ended without an exception.
+            # A rank that ended with 0 may explain why another rank failed. The best explanation is
+            # a rank that printed an exception and ended before the failure (`order`). For a lost
+            # peer the order does not count: another machine may have reported the lost peer first.
+            # The second best explanation of a lost peer is a rank that ended without an exception.
             peer_lost, failed_rank = cause.peer_lost, f"{cause.host}, rank {cause.rank}"
-            silent = [failure for failure in self._exited if peer_lost and not failure.exception]
+            quiet = [failure for failure in self._exited if peer_lost and not failure.exception]
             earlier = [f for f in with_exception if peer_lost or f.order <= cause.order]
             earlier = [failure for failure in earlier if not failure.peer_lost]
+            # `message` completes the sentence of an explanation (source `left` in failures.py).
             consequence = None if peer_lost else f"then {explain_failure(cause)[0]}"
             explanations = [replace(failure, message=consequence) for failure in earlier]
-            explanations += [replace(failure, message=failed_rank) for failure in silent]
+            explanations += [replace(failure, message=failed_rank) for failure in quiet]
             cause = [*explanations, cause][0]
         plan, standings = self._plan, self._ruling.standings(self._plan.attempt)
         is_script = not plan.program.times_steps
