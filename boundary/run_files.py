@@ -33,13 +33,13 @@ class Attempt(Struct):
 
     attempt: Count
     nodes: list[Text]
-    ranks: dict[Text, list[Count]]
+    ranks: dict[Text, list[Count]]  # {machine: its ranks}
     status: Text
     reason: Text
     master_port: Annotated[int, Meta(ge=0, lt=1 << 16)]
     wall_seconds: Number | None
     decided: Decided | None = None
-    went_on_from: Text | None = None
+    went_on_from: Text | None = None  # a script's checkpoint
 
 
 class Attempts(Struct):
@@ -76,7 +76,7 @@ class LayerRecord(Struct):
     provided: dict[Text, Text]
 
 
-# The file of a sweep: `make sweep` writes this file, and resumes the sweep from it.
+# `make sweep` writes the file of a sweep, and resumes the sweep from this file.
 class Cell(Struct):
     """One combination of settings. `command`: the command of its runs, for people."""
 
@@ -86,7 +86,8 @@ class Cell(Struct):
 
 
 class SweepRun(Struct):
-    """A run of a cell, or the cause why there is no run."""
+    """A run of a cell, or the cause why there is no run. `log`: 012-2-4.log belongs to
+    run 12, in round 2, of cell 4. These numbers count from 1; `round` and `cell` count from 0."""
 
     round: Count
     cell: Count  # index of its cell
@@ -110,12 +111,12 @@ class Sweep(Struct):
 # These limits bound the memory that one file can make the report use.
 MOST_ATTEMPTS = 1000
 MOST_RANKS = 4096
-MOST_STEPS = 1_000_000  # of one line
+MOST_STEPS = 1_000_000  # that one line of a rank may be about
 MOST_CELLS = 2000
 MOST_PEERS = 256  # of a machine
 MOST_SCALARS = 8  # of a rank
 MOST_THINGS = 64  # on a machine: disks, mounts or GPUs
-_SETTINGS = Meta(max_length=200)  # the options of a rank, or its versions of packages
+_SETTINGS = Meta(max_length=200)  # limits the options of a rank, and its versions of packages
 _NAME = Meta(max_length=1000)
 # A figure beyond these limits is damaged or invented, and would overflow sums.
 LARGEST_FIGURE = 10**18  # no counter of bytes is larger
@@ -293,7 +294,7 @@ class RankDecisions(Lenient):
 
 # A rank writes RankStart first, then any number of RankLines, then RankEnd, into one file.
 class RankStart(Lenient):
-    """The first line of a rank."""
+    """The first line of a rank: docs/run-directory.md explains its fields."""
 
     model: Text | None = None
     device: Text | None = None
@@ -329,7 +330,7 @@ class RankStart(Lenient):
 class RankEnd(Lenient):
     """The last line of a rank."""
 
-    mono: Seconds | None = None
+    mono: Seconds | None = None  # when the training loop ended
     status: Text | None = None
     peak_memory_bytes: Figure | None = None
     bad_images: Figure | None = None
@@ -382,7 +383,7 @@ class Evaluation(Lenient):
     train_top1: Share | None = None
 
 
-# Our trainer writes evaluation.json at once, so a damaged one is not read at all.
+# Our trainer writes evaluation.json as a whole. So the report reads no part of a damaged file.
 class ClassFigures(Struct):
     """The figures of a class in an evaluation. A class without images has only its name."""
 
@@ -441,7 +442,8 @@ class Interface(Lenient, rename={"name": "interface"}):
 
 
 class MachineLine(Lenient, rename={"interface": "card"}):
-    """A line of a machine's records without its figures, which are in report/figures.py."""
+    """A line of a machine's records without the figures that report/figures.py reads. In the file,
+    `interface` is called `card`."""
 
     data_disk: Text | None = None
     mounts: Annotated[dict[str, Mount], Meta(max_length=MOST_THINGS)] = field(default_factory=dict)
@@ -499,8 +501,8 @@ class CountedSums(Lenient):
     The rank writes -1 for an unknown number, which becomes None here.
 
     `bucket`: of the newest sum; None if the rank counts one sum for each backward pass. `first`,
-    `newest`: nanoseconds of the machine's clock. `queued`, `completed`: collectives, as NCCL's
-    Flight Recorder counts them.
+    `newest`: the times of these sums, in nanoseconds of the machine's clock. `queued`, `completed`:
+    numbers of collectives in NCCL's Flight Recorder.
     """
 
     entered: Natural | None = None
@@ -517,7 +519,8 @@ class SilentRank(Lenient):
 
     last: Seconds | None = None  # the machine's clock when the rank last recorded something
     state: Text | None = None  # of the process
-    threads: list[list[Any]] = field(default_factory=list)  # frames: file, line, function
+    # At most one item: the main thread's frames, deepest first, each [file, line, function].
+    threads: list[list[Any]] = field(default_factory=list)
     sums: CountedSums = field(default_factory=CountedSums)
     # The function of the kernel in which the process waits, if `state` is D (uninterruptible I/O).
     wait: Annotated[str, matching(r"[A-Za-z_][\w.]{0,63}")] | None = None
@@ -530,6 +533,7 @@ class GuardEnd(Lenient):
     mono_end: Seconds | None = None
     peak_memory_bytes: dict[Text, Figure] = field(default_factory=dict)
     only_received: Positive | None = None
+    # {rank: how it ended}.
     workers: Annotated[dict[Text, Any], Meta(max_length=MOST_RANKS)] = field(default_factory=dict)
 
     @property

@@ -48,7 +48,7 @@ POINTERS = (
     ("DVC", "dvc pull", rb"[^\n\0]*/(\.dvc/cache|files/md5)/"),
 )
 
-# Errors of a disk or a file server that fails, not of a file. It may work again later.
+# Errors of a disk or a file server that fails, not of a file. The same call may succeed later.
 FAILING = (
     errno.EIO,
     errno.EREMOTEIO,
@@ -180,7 +180,7 @@ def read_split(root: Path, split: str, progress: Callable[[], None] = lambda: No
     each class. Raises LayoutError."""
     content = Split()
     names = class_names(root, split, content)
-    # The classes of train have the numbers, so the classes of val must be among them.
+    # Only the classes of train have class numbers, so train must have every class of val.
     train_names = names if split == "train" else class_names(root, "train", Split())
     for name in names:
         if name not in train_names:
@@ -214,7 +214,7 @@ def class_names(root: Path, split: str, content: Split) -> List[str]:
         raise LayoutError(f"{reason}; {LAYOUT}.")
     entries = [entry for entry in content.entries(str(folder)) if entry.name[0] != "."]
     # A broken link here may stand for a whole class, so it is an error. Within a class, a broken
-    # link stands for one image, and is only counted.
+    # link stands for one image, and read_class only counts it.
     for link in sorted(content.broken_links)[:1]:
         raise LayoutError(f"{describe_link(link)}: repair it, or remove it if it is not a class.")
     names = sorted(entry.name for entry in entries if entry.is_dir())
@@ -222,7 +222,7 @@ def class_names(root: Path, split: str, content: Split) -> List[str]:
     if not names:
         texts = {0: "is empty", 1: "has one file, but no class folders"}
         text = texts.get(files, f"has {files} files, but no class folders")
-        text += content.count_skipped() and f", but {content.count_skipped()}"
+        text += content.count_skipped() and f", but {content.count_skipped()}"  # "" adds nothing
         raise LayoutError(f"{folder} {text}; {LAYOUT}.")
     if split == "train" and len(names) == 1:
         raise LayoutError(f"{folder} has one class, {names[0]}: a classifier needs two or more.")
@@ -283,6 +283,7 @@ def list_files(root: Path, progress: Callable[[], None]) -> Tuple[Dict[str, Any]
         try:
             tree.folders[folder] = Path(folder).stat().st_mtime_ns
             with os.scandir(folder) as scan:
+                # In reverse order, because pop() below takes the last entry.
                 entries = sorted(scan, key=lambda entry: os.fsencode(entry.name), reverse=True)
         except (PermissionError, FileNotFoundError):
             # The script may not need this folder, such as the lost+found of a disk.
@@ -291,7 +292,7 @@ def list_files(root: Path, progress: Callable[[], None]) -> Tuple[Dict[str, Any]
             tree.skip("folders that cannot be read")
             continue
         while entries:
-            # pop() frees the entry, whose cached file status would take most of the memory.
+            # pop() frees the entry. The file status in all entries would take most of the memory.
             entry = entries.pop()
             progress()
             if entry.is_symlink() and not _can_be_followed(entry):
@@ -310,6 +311,7 @@ def list_files(root: Path, progress: Callable[[], None]) -> Tuple[Dict[str, Any]
     if not file_count:
         skipped = tree.count_skipped() and f", but {tree.count_skipped()}"
         raise LayoutError(f"{root} has no files{skipped}.")
+    # In a listing of the kind `files`, the files count as images.
     listing = {"classes": 0, "images": file_count, "bytes": total_bytes}
     return {**listing, "sha256": names_hash.hexdigest(), "note": tree.note("the folder")}, tree
 
@@ -432,8 +434,8 @@ def _listings_or_fault(root: Path, node_dir: Path, kind: str = IMAGES) -> Any:
 def listings(
     root: Path, node_dir: Path, progress: Callable[[], None] = lambda: None, kind: str = IMAGES
 ) -> Dict[str, Dict[str, Any]]:
-    """Return {split: listing}, whose listing has the numbers of classes and images, and a hash of
-    names and sizes. A data set of the kind `files` has one listing, FILES, of all its files.
+    """Return {split: listing}. A listing has the numbers of classes and images, and a hash of names
+    and sizes. For a data set of the kind `files`, return {FILES: the listing of all its files}.
 
     The listings are stored in `node_dir`, and used again until one of the folders changes. Calls
     `progress` after each class or file. Raises LayoutError.
@@ -463,14 +465,14 @@ def listings(
         temporary.write_text(json.dumps({"key": key, "folders": folders, "splits": answer}))
         temporary.replace(cache)
     except OSError:
-        pass  # without a cache the next call only takes longer; others report a full disk
+        pass  # without a cache the next call only takes longer; other code reports a full disk
     return answer
 
 
 def _list_images(
     root: Path, name: str, split: Split, progress: Callable[[], None]
 ) -> Dict[str, Any]:
-    """Return the listing of the split `name`. Calls `progress` after each class."""
+    """Return the listing of the split `name`. Calls `progress` after each class of train."""
     names_hash, image_count = hashlib.sha256(), 0
     for paths in split.images.values():
         image_count += len(paths)

@@ -80,7 +80,8 @@ def switch(typed: str) -> bool:
 
 
 def time_of_day(typed: str) -> str:
-    # launcher/hours.py computes the date, because only the launcher knows when the run begins.
+    # launcher/hours.py turns the text into Unix seconds, because only the launcher knows when the
+    # run begins.
     return typed
 
 
@@ -141,7 +142,7 @@ class Option:
 
     def check(self, name: str, value: Any, typed: Optional[str] = None) -> Any:
         """Return the value if the option allows it. Raises UserError, which shows the value as it
-        was `typed`; None if it comes from a file or a checkpoint."""
+        was `typed`. `typed` is None if the value comes from a file or a checkpoint."""
         shown = as_typed(name, value if typed is None else typed)
         if self.choices and value not in self.choices:
             # Users of other programs look for fp16, which is called O1 here.
@@ -178,7 +179,8 @@ def changeable(default: Any, help: str, choices: Tuple[str, ...] = (), **setting
 
 
 def options_of(table: Any) -> Dict[str, Option]:
-    """Return {name: Option} of a table. Options without a type get it from the annotation."""
+    """Return {name: Option} of a table, such as Options. The annotation of a field gives the type
+    of its option, unless the option has another type than str."""
     hints = get_type_hints(table)
     rows = {entry.name: entry.metadata.get("option") for entry in fields(table)}
     return {
@@ -194,7 +196,7 @@ class Optimizer(NamedTuple):
     `maker`: module:class. `arguments`: the arguments in addition to the learning rate and the
     weight decay. `keeps`: the names of the state's tensors that are as large as their weight.
     `counts`: the state also counts the steps of each weight, and is complete after the first step.
-    `family`: the key of accuracy costs in contract/prices.py.
+    `family`: SGD or ADAM of contract/strategies.py; contract/prices.py has its accuracy costs.
     """
 
     maker: str
@@ -208,7 +210,7 @@ OPTIMIZERS = {
     "sgd": Optimizer(
         "torch.optim:SGD",
         lambda options: {"momentum": options.momentum},
-        lambda options: ("momentum_buffer",) * (options.momentum > 0),
+        lambda options: ("momentum_buffer",) * (options.momentum > 0),  # () without momentum
         counts=False,
         family=strategies.SGD,
     ),
@@ -222,7 +224,8 @@ OPTIMIZERS = {
 }
 
 
-# Each of these options names a file to write with a trained model. Such a run trains nothing.
+# Each of these options names a file. The trainer writes the file with a trained model, and trains
+# nothing.
 RESULTS = ("predict", "extract", "evaluate")
 RESULTS_FOLDER = "results"  # the folder of a run with these files
 
@@ -231,7 +234,7 @@ RESULTS_FOLDER = "results"  # the folder of a run with these files
 class Options:
     """Hold the trainer's options."""
 
-    # One option a line: the table reads better than with one argument a line.
+    # Each option begins a line: so the table reads better than with one argument a line.
     # fmt: off
     # run
     config: Optional[str] = changeable(None, "YAML file with any of these options, or JSON of them")

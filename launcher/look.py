@@ -1,6 +1,6 @@
 """Asks all machines at once for the facts that a plan needs, and which peers each machine reaches.
-It also lists the data sets on the control node that machines have copies of. participants.py calls
-it before each attempt; judge.py turns the answers into problems.
+Also lists the data sets on the control node that machines have copies of. participants.py calls
+this module before each attempt; judge.py turns the answers into problems.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class OpenMachines:
         self.hosts = [host for host in self.hosts if host.name not in names]
 
     def only(self, host: Host) -> OpenMachines:
+        """Return the same connections and facts with one host."""
         return replace(self, hosts=[host])
 
 
@@ -124,8 +125,8 @@ def _share_listings(
     facts: dict[str, NodeFacts], questions: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]]:
     """Give each machine that mounts a share the listing of the machine that read the share for all
-    (`data_reader`), in `facts`. If the folders of both changed at different times, they are not the
-    same: return the question to such a machine, which has to list its folder itself."""
+    (`data_reader`), in `facts`. If the folders of the two changed at different times, they are not
+    the same share: return the question to such a machine, which must list its folder itself."""
     questions_again = {}
     for name, question in questions.items():
         reader, node_facts = facts.get(question["data_reader"]), facts.get(name)
@@ -159,7 +160,8 @@ def make_question(host: Host, hosts: Sequence[Host], needs: Needs) -> dict[str, 
         "node_dir": host.node_dir,
         "guard_python": host.engine.guard_python,
         "packages": needs.program.modules,
-        "distributions": MOST_PACKAGES if needs.program.requirements else 0,
+        "distributions": MOST_PACKAGES if needs.program.requirements else 0,  # to list, at most
+        # The answer says whether this folder exists, and / always does.
         "toolkit": f"{host.cuda_home}/bin" if host.cuda_home else "/",
         "data": host.data_path(needs.config.data),
         "data_kind": needs.program.data_kind,
@@ -215,7 +217,7 @@ def _ask(node: Node, question: dict[str, Any]) -> NodeFacts | Problem:
 
 def read_facts(line: str, question: Mapping[str, Any]) -> NodeFacts:
     """Read a machine's answer. Raises Invalid."""
-    # Later code indexes by these names, so they are exactly those of the question.
+    # Later code indexes by the names in the question, so the facts keep exactly these names.
     facts: NodeFacts = decode(line, NodeFacts, "answer")
     silent = [peer for peer in question["peers"] if peer not in facts.interfaces]
     if silent:
@@ -231,15 +233,15 @@ def read_facts(line: str, question: Mapping[str, Any]) -> NodeFacts:
 
 def read_data_sources(machines: OpenMachines, needs: Needs) -> dict[str, DataSource]:
     """Return the sources of the machines' data that can be read, by machine."""
-    # Each source is read once, and is None if it cannot be read. A server that participates is no
-    # source either: judge.py compares its data with the other machines' data.
+    # {source: None if it cannot be read}, so that each source is read once. A server that
+    # participates is no source either: judge.py compares its data with the other machines' data.
     sources_by_name: dict[str, DataSource | None] = {host.name: None for host in machines.hosts}
     sources = {}
     for host in machines.hosts:
         folder = host.data_path(needs.config.data)
         is_below_root = folder.startswith(f"{host.data_root}/")
         # Provisioning copied the data from a folder on the control node, or the machine reads them
-        # from a server. `copied` has the folder for /srv/tandem/coco under the name coco.
+        # from a server. `copied` has the folder of /srv/tandem/data/coco under the name coco.
         copied = host.copied.get(folder.removeprefix(f"{host.data_root}/"))
         name = copied or host.data_server
         if not is_below_root or not name:
@@ -278,8 +280,8 @@ def _read_shared(name: str, needs: Needs) -> DataSource | None:
 
 
 def clock_skew(unix: float, start: float, end: float) -> float:
-    """Return by how many seconds a machine's clock is ahead (negative: behind), at least. It showed
-    `unix` at a moment between `start` and `end` of the control node's clock."""
+    """Return by at least how many seconds a machine's clock is ahead (negative: behind). The clock
+    showed `unix` at a moment between `start` and `end` of the control node's clock."""
     return unix - end if unix > end else min(0.0, unix - start)
 
 
@@ -312,7 +314,7 @@ def find_unreachable_peers(machines: OpenMachines) -> dict[str, list[Unreached] 
     processes = map_parallel(start, range(len(hosts)))
     try:
         answers = map_parallel(lambda process: read_reach(process, addresses), processes)
-    finally:  # not before: a machine that has answered must still be reached by slower ones
+    finally:  # not before: slower machines must still reach a machine that has answered
         for process in processes:
             process.close()
     return {host.name: answer for host, answer in zip(hosts, answers)}

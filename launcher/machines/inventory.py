@@ -37,7 +37,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 class Unusable(UserError):
-    """Says that the inventory cannot be read, or that it has no machines."""
+    """Says that the inventory cannot be read, has no machines, or has a wrong name."""
 
 
 def load(inventory: Path) -> list[Host]:
@@ -72,9 +72,9 @@ def select(hosts: list[Host], options: Config) -> list[Host]:
 
 
 def check(inventory: Path, limit: str | None = None) -> int:
-    """Check mistakes that Ansible would accept: an unreadable inventory, a name in `limit` that it
-    does not list, wrong settings of owners, and ssh options that skip checks of host keys. `limit`
-    is Ansible's --limit. Return the exit code 0. Raises UserError."""
+    """Check mistakes that Ansible would accept: an unreadable inventory, a name in `limit` that the
+    inventory does not list, wrong settings of owners, and ssh options that skip checks of host
+    keys. `limit` is Ansible's --limit. Returns the exit code 0. Raises UserError."""
     document = read(inventory)
     names = list_members(document)
     groups = {group for group in document if group != "_meta"}
@@ -89,12 +89,12 @@ def check(inventory: Path, limit: str | None = None) -> int:
         )
     for name in names:
         variables = get_variables(name, document, inventory)
-        variables.owner()
+        variables.owner()  # raises UserError
         values = variables.values
-        words = [str(values[key]) for key in values if key.startswith("ansible_")]
-        has_templates = any("{{" in word for word in words)  # only Ansible can evaluate these
+        texts = [str(values[key]) for key in values if key.startswith("ansible_")]
+        has_templates = any("{{" in text for text in texts)  # only Ansible can evaluate these
         if values.get("ansible_connection", "ssh") == "ssh" and not has_templates:
-            variables.route()
+            variables.route()  # raises UserError
     return 0
 
 
@@ -111,7 +111,7 @@ def read(inventory: Path) -> dict[str, Any]:
     # With the checkout as playbook folder, Ansible finds group_vars/ for any inventory file.
     argv = [str(tool if tool.exists() else "ansible-inventory"), "-i", str(inventory), "--list"]
     env = {**os.environ, "ANSIBLE_INVENTORY_UNPARSED_FAILED": "True", "ANSIBLE_NOCOLOR": "1"}
-    env["ANSIBLE_VARS_PLUGINS"] = os.devnull  # Tandem's plugin repeats the checks below
+    env["ANSIBLE_VARS_PLUGINS"] = os.devnull  # Tandem's plugin names.py repeats the checks below
     # Ansible fails in a locale without UTF-8, and if it cannot write below HOME.
     env |= {"LC_ALL": "C.UTF-8", "ANSIBLE_LOCAL_TEMP": tempfile.gettempdir()}
     try:
@@ -172,8 +172,8 @@ def list_members(document: dict[str, Any], group: str = GROUP) -> list[str]:
 
 @dataclass(frozen=True)
 class Variables:
-    """Reads one machine's variables in the inventory. The methods raise UserError for a value that
-    is unsuitable, or that is a template."""
+    """Reads one machine's variables in the inventory. `values`: {variable: value}. The methods
+    raise UserError for a value that is unsuitable, or that is a template."""
 
     name: str
     values: dict[str, Any]
@@ -277,6 +277,7 @@ class Variables:
         return self.values.get("share_protocol", "local") != "local"
 
     def data_server(self) -> str:
+        """Return the machine that shares data_root with this machine; "" without a share."""
         return str(self.values.get("share_host", "")) if self.is_shared() else ""
 
     def owner(self) -> owned.Owner:
@@ -305,11 +306,12 @@ def _make_host(variables: Variables) -> Host:
 
     node_dir = path("node_dir", "tandem")
     if node_dir == str(CHECKOUT / "tandem"):
-        # group_vars means the folder `tandem` in a home. In the checkout `tandem` is a package.
+        # By `tandem`, group_vars means a folder in a home. In the checkout `tandem` is a package.
         node_dir = str(CHECKOUT / ".tandem" / name)
     return Host(
         name=name,
         connection=variables.connection(),
+        # The route of a local machine is empty.
         address=to_numeric(ssh_route.address or variables.word("ansible_host", "127.0.0.1"), name),
         port=ssh_route.port,
         user=variables.user(),
@@ -329,7 +331,7 @@ def _make_host(variables: Variables) -> Host:
 
 def to_numeric(address: str, name: str) -> str:
     """Return the numeric address for an address or host name. Raises UserError."""
-    # Plans have no host names: on the machine itself its name may mean 127.0.1.1.
+    # Plans have no host names: on the machine itself, the machine's name may mean 127.0.1.1.
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(address))
     try:

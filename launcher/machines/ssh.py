@@ -37,10 +37,10 @@ LOGIN_SECONDS = 20.0
 # of hosts this takes most of a core. Here they wake rarely: SshNode.close shuts the socket down,
 # which wakes its thread.
 READER_WAKES_EVERY = 5.0
-TCP_THIN_LINEAR_TIMEOUTS = 16
+TCP_THIN_LINEAR_TIMEOUTS = 16  # in linux/tcp.h
 # paramiko logs a traceback if a machine does not answer. connection_error has a sentence instead.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
-STATUS_SECONDS = 5.0
+STATUS_SECONDS = 5.0  # that `wait` waits for an exit status
 UNSAFE = re.compile(rb"[^\w ./:=,@+-]")  # bytes that may have a meaning in some shell
 PACKET = 256 << 10  # bytes; sshd sends no larger packet, and the protocol requires only 35,000
 STDERR_READS = 16  # at most, for each read of stdout
@@ -50,7 +50,7 @@ class StrictConnection(Connection):
     """Connects by a route (route.py); Fabric itself reads no ssh_config here. It refuses host keys
     that the user has not confirmed, and forwards no agent: a node must not use the user's keys."""
 
-    # Fabric would store attributes that the class does not declare in its configuration.
+    # Declared here, because Fabric would store other attributes in its configuration.
     route = Route()
     _proxy: subprocess.Popen[bytes] | None = None
     _proxy_stderr: IO[bytes] | None = None
@@ -62,8 +62,8 @@ class StrictConnection(Connection):
         set_confirmed_keys(self.client, name, route)
 
     def open_gateway(self) -> socket.socket:
-        """Return a socket that is connected to the machine through its jump hosts. A process of
-        OpenSSH makes this connection, with the same strict options."""
+        """Return a socket that is connected to the machine through its jump hosts. Fabric calls
+        this if `gateway` is set. A process of OpenSSH connects, with the same strict options."""
         ours, theirs = socket.socketpair()
         self._proxy_stderr = tempfile.TemporaryFile()  # noqa: SIM115
         with theirs:
@@ -201,7 +201,7 @@ class SshNode:
             raise MachineError([host.name], text) from error
         sock = self._connection.transport.sock
         sock.settimeout(READER_WAKES_EVERY)
-        # After each loss TCP doubles its retransmission timeout. With this option it does not for
+        # After each loss TCP doubles its retransmission timeout. With this option TCP does not, for
         # streams with few packets, so leases are renewed soon after a stall. The socket to a jump
         # host's process is no TCP socket and raises OSError.
         with contextlib.suppress(OSError):
@@ -266,7 +266,7 @@ def connection_error(host: Host, error: Exception) -> str:
             f"{target}: its host key is unknown (not in your ~/.ssh/known_hosts): run `make "
             "bootstrap`, which shows the key and asks you."
         )
-    # paramiko raises an SSHException with this text if the user has no key at all.
+    # paramiko raises an SSHException with this text if the user has no key.
     is_refused = "No authentication methods" in str(error)
     if isinstance(error, paramiko.AuthenticationException) or is_refused:
         return (
@@ -279,6 +279,7 @@ def connection_error(host: Host, error: Exception) -> str:
     if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
         text = "; ".join(sorted({_describe(cause) for cause in error.errors.values()}))
     reason = text
+    # `__context__` is the error because of which paramiko raised this one.
     if "protocol banner" in text and isinstance(error.__context__, timeouts):
         reason = (
             "it accepts connections, but its ssh server sent nothing for "
@@ -309,6 +310,7 @@ def connection_error(host: Host, error: Exception) -> str:
 
 
 def _describe(error: Exception) -> str:
+    """Return an error's text as one line, or the error's type if it has no text."""
     return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
 
 
@@ -338,7 +340,7 @@ class KnownHost:
     def matches(self, name: str) -> bool:
         """Return whether the line is for this name, by the rules of sshd(8): a pattern may have `*`
         and `?`, `!` excludes names, and `|1|...` is a hash of a name."""
-        # paramiko compares hashes and plain names, but no patterns.
+        # paramiko's lookup compares hashes and plain names, but no patterns.
         keys = paramiko.HostKeys()
         keys._entries.append(self.entry)
         if keys.lookup(name) is not None:
@@ -382,7 +384,7 @@ def read_known_hosts(data: bytes) -> list[KnownHost]:
 
 @lru_cache(maxsize=16)
 def load_known_hosts(paths: tuple[Path, ...]) -> tuple[KnownHost, ...]:
-    """Return the usable lines of these files. They are read once for all hosts."""
+    """Return the usable lines of these files, which are read once for all hosts."""
     lines = []
     for path in paths:
         with contextlib.suppress(OSError):
@@ -406,7 +408,8 @@ def set_confirmed_keys(client: paramiko.SSHClient, name: str, route: Route) -> N
 
 
 class RefuseUnconfirmed(paramiko.RejectPolicy):
-    """Refuses a machine without a confirmed key, with another error if its key was revoked."""
+    """Refuses a machine without a confirmed key. Raises Revoked if a known_hosts file revokes the
+    machine's key."""
 
     def __init__(self, revoked: set[bytes]):
         self.revoked = revoked

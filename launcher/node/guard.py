@@ -53,11 +53,13 @@ class Guard:
         self.selector = selectors.DefaultSelector()
         self.mono_start = time.monotonic()
         self.stage, self.kill_at = Stage.WAITING, None
-        # start_task makes these; without records the last four stay None.
+        # start_task makes these; without records the last four stay None. `claims`: sockets whose
+        # names show this run to other guards (machine_lock.py).
         self.task, self.workers, self.output, self.launch = None, None, None, None
         self.folder, self.scratch, self.scratch_lock, self.claims = None, None, None, []
         self.recorder, self.tail, self.stacks, self.idleness = None, None, None, None
-        # The process that watches for the owner, and the sign that was sent last ("" for none).
+        # The process that watches for the owner, and the sign of the owner (SIGNS in owned.py) that
+        # was sent last ("" for none).
         self.owner, self.owner_sign = None, ""
         # The connections of the ranks, the time at which all ranks should have met, and the time of
         # the next check of the connections.
@@ -164,8 +166,9 @@ class Guard:
                 # Launch ends after its workers, so the supervisors' reports have arrived. Read
                 # them first: the first failure of a worker gives the reason.
                 self.output.pass_on()
-            # A success counts only if the ranks met. Ranks of a short run may have met between two
-            # looks, so their success stays one, with a warning.
+            # A success counts only if the ranks met. In a run that is shorter than meet_within, the
+            # ranks may have met between two checks. So such a run is `finished`. If it lasted a
+            # sixth of meet_within, it also gets the warning.
             warning = self.isolation_warning(1 / 6) if self.launch_status == 0 else None
             success = "alone" if warning and time.monotonic() >= self.meet_by else "finished"
             if warning and success == "finished":
@@ -176,6 +179,7 @@ class Guard:
     def note_launch_end(self, statuses):
         """Note launch's wait status if launch is among the ended processes `statuses` (by pid)."""
         if self.launch is not None and self.launch.pid in statuses:
+            # reap() has already waited for launch, so Popen gets the status here.
             self.launch_status = self.launch.returncode = statuses[self.launch.pid]
 
     def do_due_work(self):
@@ -280,14 +284,14 @@ class Guard:
         """Send a frame when somebody begins to use this machine, or stops using it."""
         if self.owner is None:
             return
-        # The process prints a sign, or an empty line, whenever that changes: the last line counts.
+        # At each change the process prints a sign, or an empty line for none: the last line counts.
         signs = self.owner.lines()
         if signs and signs[-1] != self.owner_sign:
             self.owner_sign = signs[-1]
             self.frames.send("owner", sign=self.owner_sign or None)
         if not self.owner.has_ended:
             return
-        # The process has ended. Start another one, but only once.
+        # The process has ended. Start another process, but only once in an attempt.
         self.owner.stop()
         self.owner = None
         if "owner" not in self.troubles:
@@ -328,10 +332,10 @@ class Guard:
         except OSError:  # this kernel has no socket diagnostics
             self.traffic = None
             return
-        # Once all ranks have met, only their traffic matters, until gradients flow. A look at all
-        # sockets takes time, so the checks become rare, and then end.
+        # Once all ranks have met, a check only looks whether ranks send gradients. A look at all
+        # sockets takes time, so the checks become rare. Once gradients flow, the checks end.
         if not self.unmet_ranks():
-            is_summing = self.traffic.total()[0] > sockets.SENT_MOST
+            is_summing = self.traffic.total()[0] > sockets.SENT_MOST  # [0]: bytes sent
             pause = float("inf") if is_summing else self.task.meet_within / 6
             self.next_group_check = now + pause
         signs, warning = {}, self.isolation_warning(1)
@@ -360,6 +364,7 @@ class Guard:
         """Return a warning with the ranks that have connected to no other rank, if this fraction of
         `meet_within` is over. Returns None before, and if all ranks have met."""
         unmet, allowed = self.unmet_ranks(), self.task.meet_within
+        # meet_by - allowed is when launch was started.
         seconds = min(allowed, time.monotonic() - self.meet_by + allowed)
         if not unmet or seconds < fraction * allowed:
             return None
@@ -385,7 +390,8 @@ class Guard:
 
     def stop_workers(self, reason, grace):
         """Ask the workers to save and exit; end them when `grace` seconds are over."""
-        # A second order gives no more time. After a failure the other workers may still save.
+        # A second order gives no more time. The first order after a failure does, so that the other
+        # workers can still save.
         if self.stage in (Stage.STOPPING, Stage.DONE):
             return
         self.reason, self.stage = self.reason or reason, Stage.STOPPING

@@ -23,15 +23,15 @@ CHUNK = 1 << 20  # bytes of one send or one receive
 LINE_BYTES = 4096  # at most, of a request or an answer
 # Connections that have not sent their request yet. If there are more, the oldest one is closed.
 MOST_WAITING = 32
-# The first seconds of a stream do not count: slow start, and a rate limit that allows a burst. The
-# plan's `settle` may replace this value.
+# These first seconds of a stream do not count, because TCP starts slowly, and because a rate limit
+# may allow a burst. The plan's `settle` may replace this value.
 SETTLE_SECONDS = 0.25
 PINGS = 300
 # The time for each answer of a partner that has answered once. For the first answer a partner has
 # the plan's `patience`, because it may still be in an earlier round.
 TIMEOUT_SECONDS = 30.0
-# Options of a socket in linux/in.h: set DF (do not fragment), and keep the size of datagrams; and
-# the MTU of the route to the peer.
+# Options of a socket in linux/in.h. PROBE sets DF (do not fragment), and the kernel keeps the size
+# of datagrams. IP_MTU returns the MTU of the route to the peer.
 IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = 10, 3
 IP_MTU = 14
 HEADERS = 28  # bytes of the IPv4 and UDP headers
@@ -59,7 +59,7 @@ def parse(line):
 
 def read_line(connection):
     """Read and parse the partner's answer. Raises OSError."""
-    # The timeout is for the whole line: a partner that sends single bytes gets no more time.
+    # The time limit is for the whole line: a partner that sends single bytes gets no more time.
     line, end = b"", time.monotonic() + connection.gettimeout()
     while not line.endswith(b"\n"):
         if time.monotonic() > end:
@@ -189,7 +189,8 @@ def serve_round(listener, plan, partner, early):
     while True:
         connection, request = early.pop(partner, None) or listener.accept(end)
         test = request["test"]
-        # The requests of a pair's round. The only other request is `ring`, whose round is later.
+        # These are the requests of a pair's round. The only other request is `ring`, whose round is
+        # later.
         is_later = test not in ("latency", "receive", "send", "mtu", "done")
         if is_later or request["host"] != partner:
             early[request["host"]] = connection, request
@@ -234,7 +235,7 @@ def serve_mtu(connection, plan):
                     if not connection.recv(1):
                         return
                 except BlockingIOError:
-                    pass
+                    pass  # the connection is still open
 
 
 # ---------------------------------------------------------------------------- the measuring side
@@ -253,7 +254,8 @@ def connect(plan, partner, test, awaits_answer=True):
             if time.monotonic() > end:
                 raise
             time.sleep(0.1)
-    # The partner's kernel accepts connections while the partner is still in an earlier round.
+    # The partner's kernel accepts connections while the partner is still in an earlier round. So
+    # the first answer may take `patience`.
     connection.settimeout(plan["patience"])
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     request = {"token": plan["token"], "host": plan["host"], "test": test}
@@ -332,7 +334,7 @@ def measure_ring(listener, plan, turn, early):
     machine sends to the next one (`partner`). Raises OSError."""
     with connect(plan, turn["partner"], "ring", awaits_answer=False) as outgoing:
         request, end = None, time.monotonic() + plan["patience"]
-        while request is None or request["test"] != "ring":
+        while request is None or request["test"] != "ring":  # ignores other requests
             incoming, request = early.pop(turn["before"], None) or listener.accept(end)
         with incoming:
             incoming.settimeout(plan["patience"])
@@ -370,7 +372,8 @@ def read_interface(interface):
 
 def main(plan):
     """Measure in all turns of this machine, and return its figures. A link that failed has only an
-    `error`. `plan`: of launcher/measure.py."""
+    `error`. `plan`: this machine's value from make_timetables in launcher/measure.py. A turn is
+    {"role": "client", "partner": "node2"}, or None if the machine rests."""
     result, early = {"host": plan["host"], "address": plan["address"], "pairs": {}}, {}
     result["card"] = read_interface(plan["interface"])
     with Listener(plan) as listener:

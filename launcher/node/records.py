@@ -19,7 +19,7 @@ from launcher.node.processes import decode_status, descendants, stat_of
 from launcher.node.sockets import Peers
 
 INTERVAL = 1.0  # seconds between two lines
-END_BYTES = 1 << 18  # of all files together, which are sent after the last process has ended
+END_BYTES = 1 << 18  # of all files together, which `send_end` sends after the last process ended
 BACKLOG_LIMIT = 1 << 16  # while more bytes of frames wait for the reader, no records are added
 # After this number of lines every second sample is recorded, then every fourth, and so on.
 DECIMATE_AFTER = 20000
@@ -72,6 +72,7 @@ class CpuTimes:
     def __init__(self, pid):
         self.pid, self.pids, self.look_count = pid, [pid], 0
         self.ran = self.waited = self.loaders = self.loaders_busy = 0.0
+        # {folder in /proc of a thread: (ran, waited)} of the last look, in seconds.
         self.threads, self.look_time = {}, time.monotonic()
         self.has_times = False  # the times of a thread were read
 
@@ -101,7 +102,8 @@ class CpuTimes:
                     ran, waited = [int(number) / 1e9 for number in text.split()[:2]]
                     threads[folder] = ran, waited
                     ran_before, waited_before = self.threads.get(folder, (0.0, 0.0))
-                    # The difference is negative if the thread has the number of an ended thread.
+                    # Now `ran` and `waited` become the seconds since the last look. A difference is
+                    # negative if the thread has the number of an ended thread.
                     ran, waited = max(0.0, ran - ran_before), max(0.0, waited - waited_before)
                     self.ran += ran
                     self.waited += waited
@@ -124,8 +126,9 @@ def list_threads(pid):
 
 class Sampler:
     """Samples the state of this machine. `pids()` returns {rank: pid} of the ranks that live.
-    `folder`: of the run's files, for the free space on their disk. A figure that cannot be read is
-    missing in the sample, and reported by `trouble(subject, cause)`."""
+    `folder`: of the run's files, for the free space on their disk. `data`: of the data, whose disk
+    is in each line. A figure that cannot be read is missing in the sample, and reported by
+    `trouble(subject, cause)`."""
 
     def __init__(self, interface="", data="", folder=None, pids=dict, trouble=None):
         if not interface:
@@ -137,8 +140,10 @@ class Sampler:
         self.trouble = trouble or (lambda subject, cause: None)
         self.gpus, self.peers, self.cpu_times = counters.Gpus(), Peers(), {}
         self.gpu_busy_time = 0.0  # when a GPU was last seen busy, by the monotonic clock
-        self.signs = {}  # fields of a line, `alone` and `only_received`: ranks train apart
+        # Fields of a line, `alone` and `only_received`, which say that ranks train apart.
+        self.signs = {}
         self.finished = []  # ranks that ended with exit code 0
+        # When the previous line was made, and its {disk: counters}.
         self.disks = (time.monotonic(), read_disks())
         # {subject of a report to `trouble`: method that returns fields of a line}.
         self.readers = {
@@ -221,7 +226,7 @@ class Sampler:
             peers = {}
         if peers:
             figures["peers"] = peers
-        return {"card": figures}
+        return {"card": figures}  # the name in the record
 
     def disk_rates(self):
         """Return the rates since the previous line of used disks, and of the disk with the data."""
@@ -380,8 +385,9 @@ class Tail:
 
     def __init__(self, folder, task):
         self.folder = folder
+        # {file: how many of its bytes were sent}.
         self.sent_bytes = dict.fromkeys(records.names(task.attempt, task.ranks), 0)
-        self.step_times = {}  # {file: when a line came last that is not of the kind `stall`}
+        self.step_times = {}  # {file: when a line other than a `stall` line came last}
 
     def send(self, frames):
         """Send the next piece of each file, unless the reader is slow. Returns the bytes sent."""
@@ -415,7 +421,7 @@ class Tail:
             # The script may have put a named pipe or a link there, which must not block the guard.
             flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
             descriptor = os.open(str(self.folder / name), flags)
-        except OSError:  # there is no file yet, or the disk fails, which its rank reports
+        except OSError:  # there is no file yet, or the disk fails, which the file's rank reports
             return b""
         try:
             piece = os.pread(descriptor, records.PIECE, offset)
@@ -423,6 +429,6 @@ class Tail:
             return b""
         finally:
             os.close(descriptor)
-        # Only a line that is longer than a piece is cut.
+        # A piece ends with a whole line, unless one line is longer than the piece.
         end = piece.rfind(b"\n") + 1
         return piece[:end] if end or len(piece) < records.PIECE else piece

@@ -2,8 +2,9 @@
 in addition to the stack's environment. The control node makes the layer once for all machines.
 
 requirements.py reads the file. Then uv on the control node resolves it for the machines' Python and
-unpacks the wheels. guards.py sends the folder, which scripts find by PYTHONPATH. A hash of the
-request is its name. Only wheels are installed: nothing is built, and machines need no internet.
+unpacks the wheels. guards.py sends the folder, which scripts find by PYTHONPATH. On the control
+node its name is a hash of the request (layer_key). Only wheels are installed: nothing is built, and
+machines need no internet.
 
 uv must not replace torch or CUDA. So it gets a stub, an empty wheel, for each package of the
 environment. A stub has the package's version with the label `stack`. uv prefers these versions.
@@ -45,24 +46,25 @@ CACHE, BUNDLE = CHECKOUT / ".tandem/layers", CHECKOUT / "bundle/layers"
 FOLDER = "layers"  # below node_dir
 SHOWN = 6  # packages that a summary names
 DAYS = 30  # after its last use a layer is deleted, on the control node and on the machines
-MAX_BYTES = 1 << 30  # that uv may write, and that it may use of memory
+MAX_BYTES = 1 << 30  # that uv may write, and also that uv may use of memory
 POLL_SECONDS = 0.05
-LABEL = "stack"
+LABEL = "stack"  # of the versions of stubs
 # Minor versions of glibc 2.x for which uv chooses wheels. A machine gets wheels for the highest of
 # these versions that its own glibc reaches. Ubuntu 18.04, which site.yml sets up, has 2.27.
 GLIBCS = (28, 17)
-# Packages of the stack, which a script's layer neither replaces nor adds. nvidia-ml-py is none: it
-# only reads the driver's figures, for packages such as ultralytics.
+# Packages of the stack, which a script's layer neither replaces nor adds. nvidia-ml-py is not in
+# the stack: it only reads the driver's figures, for packages such as ultralytics.
 STACK_PACKAGES = re.compile(
     r"torch|torchvision|pytorch-triton|triton|apex|nvidia-(?!ml-py$).*|cuda-.*"
 )
-NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
+NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")  # of a package
 # In `2.15.0+stack` and `1.12.1+cu102.stack` this is `+stack` and `.stack`.
 LABELLED = re.compile(rf"[+.]{LABEL}\b")
 # uv's error for a package without wheels: `Building source distributions for `tool` is disabled`.
 NO_WHEEL = re.compile(r"(?:Wheels are required|Building source distributions) for `(\S+)`")
 # The variables that uv gets. uv replaces ${NAME} in addresses, even in those of a wheel's metadata,
-# but only names in capitals. Proxies may have passwords, so their names have small letters.
+# but only names in capitals. Proxies may have passwords, so uv gets them under names in small
+# letters.
 VARIABLES = ("PATH", "HOME", "TMPDIR", "LANG", "SSL_CERT_FILE", "SSL_CERT_DIR")
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
@@ -72,7 +74,7 @@ class Environment:
     """Describes the environment of the machines, for which wheels are chosen."""
 
     python: str  # such as "3.11"
-    glibc: int  # from GLIBCS
+    glibc: int  # the minor version, from GLIBCS
     packages: tuple[tuple[str, str], ...]  # (canonical name, version), sorted
     architecture: str = "x86_64"
 
@@ -80,8 +82,9 @@ class Environment:
     def from_facts(
         cls, python: str, glibc: int, packages: Mapping[str, str], architecture: str = "x86_64"
     ) -> Environment:
+        """Return the environment of a machine with this `python` (3.11.2) and glibc 2.`glibc`."""
         minor_version = ".".join(python.split(".")[:2])  # "3.11" for "3.11.2"
-        # A machine reports these names, and they become file names of stubs: skip invalid ones.
+        # A machine reports these names, which become file names of stubs. Skip invalid names.
         valid = {name: version for name, version in packages.items() if NAME.fullmatch(name)}
         pairs = sorted((canonical_name(name), version) for name, version in valid.items())
         wheel_glibc = max([GLIBCS[-1], *(version for version in GLIBCS if version <= glibc)])
@@ -106,6 +109,7 @@ class Layer:
         """Return the layer's files in the form in which code is sent."""
         files = (path for path in self.tree.rglob("*") if path.is_file())
         names = sorted(str(path.relative_to(self.tree)) for path in files)
+        # Packages have no git revision (None) and no git diff ("").
         return Code(tuple(names), self.sha256, None, "", self.tree, FOLDER)
 
     def summary(self) -> str:
@@ -157,7 +161,7 @@ def build_layer(
             layer = load_layer(BUNDLE / key) or load_layer(folder / key)
             layer = layer or make_layer(requirements, environment, folder / key)
             if layer.tree.is_relative_to(CACHE):
-                os.utime(layer.tree.parent)
+                os.utime(layer.tree.parent)  # the time of the last use
             for path in CACHE.iterdir():
                 if path.stat().st_mtime < time.time() - DAYS * 86400:
                     shutil.rmtree(path, ignore_errors=True)
@@ -199,7 +203,7 @@ def make_layer(requirements: RequirementsFile, environment: Environment, target:
         # Packages that the user requires come before their dependencies.
         required = [package.name for package in requirements.packages]
         packages = {name: packages[name] for name in (*required, *packages) if name in packages}
-        sha256 = tree_sha256(tree) or ""
+        sha256 = tree_sha256(tree) or ""  # None only if there is no folder
         record = {"packages": packages, "provided": provided, "sha256": sha256}
         (fresh / "layer.json").write_text(json.dumps(record), encoding="utf-8")
         shutil.rmtree(target, ignore_errors=True)
@@ -244,6 +248,7 @@ def split_packages(
     """Split the resolved packages into packages to unpack and packages that the environment
     provides, {name: version}. Raises UserError."""
     available = dict(environment.packages)
+    # {name: the user's hashes}, which replace the hashes that uv wrote into the lock.
     hashes: dict[str, tuple[str, ...]] = {}
     for package in (*requirements.packages, *requirements.constraints):
         if package.hashes:
@@ -255,11 +260,11 @@ def split_packages(
         else:
             missing.append(replace(package, hashes=hashes.get(package.name, package.hashes)))
     # As in pip, a file with any hash must have hashes for all packages, also for dependencies.
-    is_complete = any(package.hashes for package in requirements.packages)
-    unnamed = [p.name for p in missing if is_complete and p.name not in hashes]
-    if unnamed:
+    needs_hashes = any(package.hashes for package in requirements.packages)
+    unhashed = [p.name for p in missing if needs_hashes and p.name not in hashes]
+    if unhashed:
         raise UserError(
-            f"{relative(requirements.path)} has hashes, but not for {', '.join(unnamed)}: add "
+            f"{relative(requirements.path)} has hashes, but not for {', '.join(unhashed)}: add "
             "these hashes, or remove all hashes."
         )
     additions = [p for p in missing if STACK_PACKAGES.fullmatch(p.name)]
