@@ -389,10 +389,12 @@ class Participants(MachineGroup):
                 continue  # an attempt has begun meanwhile
             self._note({name: absences[name]})
             find_reason = partial(why_left_out, Moment.RUNNING, host, self, day, time.monotonic())
-            if find_reason() or self.presence[name].is_fit or not self._training:
+            # Read once: the attempt may end at any moment, in another thread.
+            attempt = self._training
+            if find_reason() or self.presence[name].is_fit or not attempt:
                 continue
             # The machine is free. Compare it with the machines inside: does it suit them?
-            training, needs = self._training
+            training, needs = attempt
             machines = look.open_and_probe([host], needs, without_missing=True)
             machines.close()
             facts = {**training.facts, **machines.facts}
