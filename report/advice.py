@@ -40,7 +40,7 @@ MIN_LINK_GAIN = 1.5  # a link that carries less than this many times the achieve
 class Situation:
     """The mean step as its parts, in seconds."""
 
-    images: float
+    images: float  # per step, all ranks
     work: float  # of a rank, without `data`
     # If the loader is the bottleneck, `loader` is its time for the images of a step, and `data` is
     # 0. Otherwise `loader` is 0, and `data` is the wait for images.
@@ -62,7 +62,7 @@ class Situation:
         return self.images / self.seconds
 
 
-Change = Callable[[Situation], Situation]  # what a remedy makes of the step
+Change = Callable[[Situation], Situation]  # returns the step that a remedy would give
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,14 @@ class Remedy:
     """One thing to change, and its predicted images/s."""
 
     change: str
-    # The name of the part of the step that `apply` changes; "" if the remedy adds up with no other.
+    # The name of the part of the step that `apply` changes; "" if the remedy is never combined with
+    # other remedies.
     step_part: str
     predicted: float
     apply: Change | None = None
-    # A user types these variables of make and options of the trainer to apply the remedy.
-    words: dict[str, object] = field(default_factory=dict)
-    args: tuple[str, ...] = ()
+    # To apply the remedy, a user types these variables of make and these options of the trainer.
+    words: dict[str, object] = field(default_factory=dict)  # {"BATCH": 64}
+    args: tuple[str, ...] = ()  # ("--workers", "4")
     money: bool = False  # True if the remedy costs money
 
 
@@ -99,7 +100,7 @@ class Case:
 
     step: Step
     situation: Situation
-    cause: str
+    cause: str  # the bottleneck, as in summary.json
     start: RankStart  # a rank's start line
     evidence: ResourceUsage
     options: Mapping[str, object]  # the run's, by their names in plan.json
@@ -153,6 +154,7 @@ def advise(
     # Without steps or counted images there is no speed to compare with.
     if step is None or step.seconds <= 0 or not step.images:
         return NO_ADVICE
+    # The causes `data_decode`, `data_share` and `data_disk` delay the loader.
     loader_is_late, shares = cause.startswith("data"), step_shares(step)
     situation = Situation(
         images=step.images,
@@ -160,12 +162,14 @@ def advise(
         data=0.0 if loader_is_late else step.data,
         loader=step.seconds if loader_is_late else 0.0,
         network=step.network,
-        # If one machine waits for images, the other machines' waits for it are part of `loader`.
+        # If one machine waits for images, the other machines' waits for that machine are part of
+        # `loader`.
         peers=0.0 if loader_is_late and step.peers > step.data else step.peers,
         saving=step.checkpoint if shares["checkpoint"] >= MIN_EXTRA_SHARE else 0.0,
         rank_work=step.rank_work if shares["rank_work"] >= MIN_EXTRA_SHARE else 0.0,
     )
     case = Case(step, situation, cause, start, evidence, options)
+    # Several ranks on one machine count as a cluster, too, but not several nodes on one machine.
     is_cluster = step.world > 1 and not step.shared_machine
     remedies = [
         remedy
@@ -203,8 +207,8 @@ def combine_remedies(remedies: list[Remedy], situation: Situation) -> Remedy | N
         situation = remedy.apply(situation)
         words.update(remedy.words)
         args += remedy.args
-    single = max((remedy.predicted for remedy in chosen), default=0.0)
-    if len(chosen) < 2 or situation.images_per_second < MIN_GAIN * single:
+    best_alone = max((remedy.predicted for remedy in chosen), default=0.0)
+    if len(chosen) < 2 or situation.images_per_second < MIN_GAIN * best_alone:
         return None
     # A command that makes only some of the changes would not reach the prediction.
     if not all(remedy.words or remedy.args for remedy in chosen):
@@ -221,7 +225,7 @@ def set_seconds(**seconds: float) -> Change:
 
 
 def calibrate(step: Step, wait: float) -> float:
-    """Correct a wait that a formula gave by the formula's error for the run itself."""
+    """Scale a wait from a formula by the ratio of the run's measured wait to its computed wait."""
     # The formula errs because its rate is at most what the link can carry (achieved_rate).
     if step.strategy is None or not step.rate:
         return wait
@@ -246,6 +250,7 @@ def advise_on_exchange(case: Case) -> list[Remedy]:
                 faster = set_seconds(network=wait)
                 remedies.append(case.propose(change, "network", faster, money=True))
     last_bucket = formulas.last_bucket(step.payload)
+    # Seconds of the exchange that backward hides with today's batch (bench/verdict.md).
     hidden = step.backward * (1 - last_bucket)
 
     def double_batch(situation: Situation) -> Situation:
@@ -288,6 +293,7 @@ def recommend_strategy(case: Case, rate: float) -> list[Remedy]:
         for strategy in strategies.usual()
         if prices.is_acceptable(strategy, family or prices.SGD)
     }
+    # `most_exact` allows 5 % more time than that of the fastest strategy.
     best = prices.most_exact(seconds, lambda strategy: strategy)
     fastest = min(seconds, key=seconds.__getitem__)
     if best == step.strategy:
@@ -360,18 +366,20 @@ def advise_on_straggler(case: Case) -> list[Remedy]:
     step, situation = case.step, case.situation
     slow = find_slowest_rank(step)
     host = slow.rank.host
-    # A rank that works while the others wait has a machine as fast as the others.
+    # The cause `rank_work`: one rank has more work, on a machine as fast as the other machines.
     if not slow.is_straggler or case.cause == "rank_work":
         return []
     remedies: list[Remedy] = []
     # If images are late, advise_on_loading and advise_on_share have the remedies.
     if not case.cause.startswith("data"):
         repair = REMEDY_TEXT.get(case.cause, "repaired or upgraded")
+        # The work of a rank includes its wait for images, so `data` becomes 0.
         equal = set_seconds(work=slow.median, data=0.0, peers=0.0)
         remedies.append(
             case.propose(f"{slow.location} {repair}: as fast as the other ranks", "peers", equal)
         )
     other_ranks = [rank for rank in step.ranks if rank.host != host]
+    # Ranks without records count in `step.world`, but are not in `step.ranks`.
     world = step.world - (len(step.ranks) - len(other_ranks))
     # Two machines without one are a single machine: advise_fewer_machines covers that.
     if step.nodes < 3 or world <= 0:
@@ -413,7 +421,7 @@ def advise_on_loading(case: Case) -> list[Remedy]:
     if not cause.startswith("data"):
         return []
     remedies: list[Remedy] = []
-    # For a share, advise_on_share knows the bytes of an image.
+    # For a share, advise_on_share advises smaller copies, because it measures the bytes of images.
     if case.is_large and cause != "data_share":
         factor = SMALL_COPY_DECODES if cause == "data_decode" else SMALL_COPY_READS
         change = f"{case.small_copy} (assumed to be 500x375 now)"
@@ -437,13 +445,14 @@ def advise_more_loaders(case: Case) -> list[Remedy]:
     idle_cores = [use.maximum(CORES) * (1 - use.mean(CPU)) for use in machines]
     # Without loader processes each rank loads its images itself, and `data` is all of that time.
     if workers == 0:
+        # Advise a loader for each idle core, at most four; one if the idle cores are unknown.
         added = min(4, int(min(idle_cores, default=1.0)))
         if not added:
             return []
         change = f"loader processes beside training (--workers {added})"
         divided = set_seconds(loader=step.data / added)
         return [case.propose(change, "data", divided, args=("--workers", f"{added}"))]
-    # Twice as many loaders need as many idle processors again.
+    # Twice as many loaders need `workers` more processors; None: their number is not recorded.
     if min(idle_cores, default=math.inf) < max(1.0, workers or 1.0):
         return []
     args = ("--workers", f"{2 * workers:.0f}") if workers else ()
@@ -461,7 +470,7 @@ def advise_on_share(case: Case) -> list[Remedy]:
     if reading is None or case.cause not in ("data_share", "network"):
         return []
     image_words, sent = f"{size(reading.image_bytes)} each now", gradient_bytes(step)
-    # For late images the cable of the share's machine counts, for late gradients the fullest cable.
+    # If images are late, the cable of the share's machine counts, otherwise the fullest cable.
     images_are_late = case.cause == "data_share"
     count_bytes = Reading.server_bytes if images_are_late else Reading.cable_bytes
     current_bytes = count_bytes(reading, step.nodes, step.images, sent)
@@ -473,12 +482,13 @@ def advise_on_share(case: Case) -> list[Remedy]:
         if images_are_late:
             loader = case.situation.loader * remaining
             return case.propose(change, "data", set_seconds(loader=loader))
+        # The gradients are taken to be faster by the factor by which the cable carries less.
         wait = step.network
         if step.strategy is not None and step.rate:
             wait = calibrate(step, step.wait(step.strategy, step.nodes, step.rate / remaining))
         return case.propose(change, "network", set_seconds(network=wait))
 
-    # After the first epoch each machine reads from its own disk.
+    # With a cache each machine reads from its own disk after the first epoch: 0 bytes on the cable.
     cache = (
         f"set {CACHE} in group_vars/all.yml: each machine then reads each {step.sample} from "
         "the share only once"
@@ -514,11 +524,12 @@ def advise_on_saving(case: Case) -> list[Remedy]:
         remaining = 1.0  # of the length of a stall
         if interval and "checkpoint_every" in options:
             # A stall of the trainer copies the state, and first waits until the previous file is
-            # written. With twice as many steps between two stalls, that wait is shorter, too.
+            # written. With twice as many steps between two stalls, that wait is shorter by the
+            # seconds of the added steps. `stall / situation.saving` is the number of these steps.
             stall = interval * saving
             copying = min(stall, step.least_save)
-            added_steps = stall / situation.saving * (situation.seconds - situation.saving)
-            remaining = (copying + max(0.0, stall - copying - added_steps)) / stall
+            added_seconds = stall / situation.saving * (situation.seconds - situation.saving)
+            remaining = (copying + max(0.0, stall - copying - added_seconds)) / stall
         return replace(situation, saving=situation.saving * remaining / 2)
 
     return [case.propose(step.program.phrases.saving, "saving", save_half_as_often, args=args)]

@@ -44,12 +44,13 @@ class ComparedRun:
     name: str
     settings: dict[str, str]
     machines: dict[str, str]
-    summary: Entry
+    summary: Entry  # as in summary.json
     step: Step | None
     curve: list[Epoch]
-    hundred_epochs: float | None
+    hundred_epochs: float | None  # seconds
     headline: str  # the verdict in one sentence
-    last_rank: dict[str, tuple[str, float]]  # the result of bottleneck.last_rank_causes
+    # Wait -> (cause, seconds), by bottleneck.last_rank_causes.
+    last_rank: dict[str, tuple[str, float]]
 
     @property
     def images_per_second(self) -> float | None:
@@ -61,7 +62,7 @@ class ComparedRun:
 class Side:
     """A row with the mean figures of its runs, which have the same settings."""
 
-    label: str
+    label: str  # A, B, ...
     name: str
     runs: tuple[ComparedRun, ...]
     cause: str = ""  # why there is no run
@@ -99,17 +100,18 @@ class Side:
         return mean_or_none([getattr(run.step, field) for run in self.runs if run.step])
 
     def changes_from(self, base: Side) -> dict[str, float]:
-        """Return by how many seconds the last rank of a step is slower here than in `base`. The
-        changes are by their cause, the largest first, without changes below CHANGED."""
+        """Return by how many seconds the last rank of a step is slower in this row than in `base`:
+        {cause: seconds}, the largest change first, without changes below CHANGED."""
         # Means over all ranks would hide what delays the last rank, because the other ranks only
-        # wait for it. Each wait maps to its cause and its seconds.
+        # wait for the last rank. Each wait maps to its cause and its seconds.
         base_waits = [run.last_rank for run in base.runs if run.last_rank]
         waits = [run.last_rank for run in self.runs if run.last_rank]
         changes: dict[str, float] = {}
+        # All runs have the same waits. A row without any has no changes.
         for wait in base_waits[0] if base_waits and waits else ():
-            base_seconds = statistics.fmean(run[wait][1] for run in base_waits)
-            own_seconds = statistics.fmean(run[wait][1] for run in waits)
-            # The cause of a change is that of the longer wait.
+            base_seconds = statistics.fmean(run_waits[wait][1] for run_waits in base_waits)
+            own_seconds = statistics.fmean(run_waits[wait][1] for run_waits in waits)
+            # A change has the cause of the longer wait, taken from the row's first run.
             cause, _ = (waits if own_seconds > base_seconds else base_waits)[0][wait]
             changes[cause] = changes.get(cause, 0.0) + own_seconds - base_seconds
         least = CHANGED * (base.seconds_of("seconds") or 0.0)
@@ -170,7 +172,7 @@ def compare(title: str, rows: list[Row], page: Path) -> Comparison:
         label = chr(ord("A") + index) if index < 26 else str(index + 1)
         link, report = "", row.folders[0].resolve() / "report.html" if row.folders else None
         runs = tuple(read_compared_run(folder) for folder in row.folders)
-        # A run that has no report yet has no page to link to.
+        # A row without a run has no report (None), and a run may not have been reported yet.
         if report and report.is_file():
             link = quote(os.path.relpath(report, page.resolve().parent))
         sides.append(Side(label, row.name, runs, row.cause, link))
@@ -225,7 +227,7 @@ OTHER_TASK = (
     "These runs did different work, so their speeds and accuracies do not show which "
     "settings are better. "
 )
-CHANGED = 0.1  # of the first row's step; smaller changes of the last rank are not shown
+CHANGED = 0.1  # smaller changes, as a fraction of the first row's mean step, are not shown
 NOTE = (
     "`network`: the time that even the last rank waits; `slower`: how much longer the other "
     "ranks wait."
@@ -320,7 +322,7 @@ def results_table(comparison: Comparison) -> view.Table:
 
 
 def status(side: Side) -> str:
-    """Return a row's status: `finished`, or that of a run that did not finish."""
+    """Return a row's status: `finished`, or the status of a run that did not finish."""
     # A cause begins with a status, as in `failed: ...`.
     if not side.runs:
         return side.cause.partition(":")[0] if ":" in side.cause else "no run"
@@ -381,7 +383,7 @@ def accuracy_section(comparison: Comparison) -> Section:
     sides = [side for side in comparison.sides if side.curve]
     if not sides:
         return Section("Top-1", [])
-    # A line needs two points.
+    # A line needs two points. The lines have the colours `n0`, `n1` and so on.
     drawn = [side for side in sides if len(side.curve) > 1][:MOST_CURVES]
 
     def draw_lines(x_of: Callable[[Epoch], float]) -> list[view.Line]:
@@ -410,13 +412,13 @@ def accuracy_section(comparison: Comparison) -> Section:
                 ),
             )
         )
-    # If there are many epochs, MOST_EPOCHS of them, evenly spaced from the first to the last.
+    # Of many epochs, the table shows MOST_EPOCHS, evenly spaced from the first to the last.
     epochs = sorted({epoch.epoch for side in sides for epoch in side.curve})
     if len(epochs) > MOST_EPOCHS:
         final = len(epochs) - 1
         epochs = [epochs[round(i * final / (MOST_EPOCHS - 1))] for i in range(MOST_EPOCHS)]
     for number in epochs:
-
+        # The default binds the number of this column; a closure would see the last number.
         def score(side: Side, number: int = number) -> str:
             scores = (epoch.top1 for epoch in side.curve if epoch.epoch == number)
             return or_unknown(next(scores, None), rounded_top1)

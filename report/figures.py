@@ -18,7 +18,7 @@ from contract.text import percent, size, three_digits
 from report.files import Entry, number
 
 MACHINE, DISK, INTERFACE, GPU, SHARE = "machine", "disk", "interface", "gpu", "share"
-Values = Mapping[str, float]
+Values = Mapping[str, float]  # the numbers of a thing, by their keys in the guard's records
 
 
 class Interval(NamedTuple):
@@ -37,18 +37,19 @@ class Ratio(NamedTuple):
     base: float | None = None  # None: the interval's seconds
 
 
-# Returns None if the figure was not recorded. `level` to `growth_share` return Reads of values that
-# have these keys in the machine's records.
+# A Read computes a figure from an interval. A Read returns None if the figure was not recorded. The
+# functions from `level` to `growth_share` make Reads; their arguments are keys of Values.
 Read = Callable[[Interval], Ratio | None]
 
 
 def level(key: str) -> Read:
-    """Read a value as it is recorded."""
+    """Read a value as it is recorded. With the base 1.0, the mean over intervals is the mean of
+    their values."""
     return lambda i: Ratio(i.end[key], 1.0) if key in i.end else None
 
 
 def rate(key: str, factor: float = 1.0) -> Read:
-    """Read a value that is recorded as a rate since the previous line."""
+    """Read a value, times `factor`, that is recorded as a rate since the previous line."""
     return lambda i: Ratio(i.end[key] * factor * i.seconds) if key in i.end else None
 
 
@@ -129,6 +130,7 @@ def rounded(value: float) -> str:
     return f"{value:.0f}"
 
 
+# A FRACTION is recorded between 0 and 1, a PERCENT between 0 and 100.
 FRACTION = Unit(percent, lambda value: f"{100 * value:.0f}", "%", 100.0, maximum=1.0, json=100.0)
 PERCENT = Unit(lambda value: f"{value:.0f} %", rounded, "%")
 BYTES = Unit(size, lambda value: size(value).replace(" ", "") if value else "0")
@@ -195,7 +197,8 @@ class Figure:
         return limit.sentence.format(self.unit.words(value))
 
 
-# The figures of each kind of thing have the order of the report's columns.
+# The figures of each kind of thing have the order of the report's columns. The positional arguments
+# are name, read, unit, report, status, priority, chart and note.
 CORES = Figure("cores", level("cores"), COUNT, {MOST: "CPUs"})
 CPU = Figure(
     "cpu", share_of_processors("cpu_busy"), FRACTION, {MEAN: "busy"}, "CPU%", 2, "Processors, busy"
@@ -267,7 +270,7 @@ DISK_FREE = Figure(
     priority=4,
     limit=Limit("{} free on its disk: remove old runs on that machine", below=5e9),
 )
-DISKS = Figure("disks", level("disks"), COUNT)  # how many did something
+DISKS = Figure("disks", level("disks"), COUNT)  # how many disks had requests
 
 DISK_READ = Figure(
     "disk_read",
@@ -404,7 +407,8 @@ def intervals(
         start = earlier.things.get(thing, {}) if earlier is not None else {}
         if thing == machine and earlier is not None:
             # The machine's RANK_TIMES are the sums over the ranks that are in both samples. A rank
-            # that is new in the later sample counts as nothing: its threads may be older.
+            # that is new in the later sample counts as nothing: its threads may be older. The sums
+            # are growths already, so the machine's start is 0. A growth needs no seconds (0.0).
             ranks = [
                 Interval(earlier.ranks[rank], times, 0.0)
                 for rank, times in later.ranks.items()
@@ -419,6 +423,8 @@ def intervals(
         yield thing, Interval(start, values, seconds)
 
 
+# FULL: a fraction of the processors. QUEUED_LONG: a fraction of the time in which the run's threads
+# want a processor. Threads that wait for half of that time wait as long as they run.
 FULL, QUEUED_LONG = 0.9, 0.5
 
 

@@ -1,9 +1,9 @@
 """Detect that a running run makes no steps any more. Find the rank for which the other ranks wait,
-the sum that this rank did not enter, and the place of silent ranks in their code.
+and the sum that this rank did not enter. Describe where silent ranks are in their code.
 
 Ranks meet in each step's sum of gradients. A rank that is stopped, waits for a disk or computes for
-ever does not arrive, and the other ranks wait in `sync_exposed`. Each rank records that in a
-`stall` line. A rank that cannot record anything has a machine that records the state of its
+ever does not arrive, and the other ranks wait in `sync_exposed`. Each rank records its category in
+a `stall` line. If a rank cannot record anything, its machine still records the state of the rank's
 process. Runs with Gloo showed this. With NCCL the host of a rank runs ahead of its device, so that
 waiting ranks may record another category; no run with NCCL has been tried. The places in the code
 are the ranks' answers to their guards (launcher/node/stacks.py).
@@ -25,10 +25,10 @@ from report.read import BETWEEN, Machine, RankRecord
 
 # A run hangs after 15 s without a step, or after five median steps if they take longer.
 SHORTEST, STEPS = 15.0, 5
-STEADY = 10  # samples, one a second, in which a process must not change its state
+STEADY = 10  # lines of a machine, one a second, in which a process must not change its state
 BUSY = 0.5  # a process that uses or waits for this fraction of a processor computes
 LONG = ("evaluate", "checkpoint")  # categories that may take any time
-WAITS = "sync_exposed"
+WAITS = "sync_exposed"  # the category of a rank that waits in the sum
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def hang_of(
         (record.host, record.rank): process_of(machines.get(record.host), record.rank)
         for record in records
     }
-    # A stopped process explains the hang whatever its ranks last recorded.
+    # A stopped process (T) explains the hang, whatever the ranks recorded last.
     stopped = [rank for rank, process in processes.items() if process.state == "T"]
     if stopped:
         return Hang(silent, stopped, "its process is stopped")
@@ -96,6 +96,7 @@ def hang_of(
         why = "all ranks wait for each other, as if the network had stopped"
         return missed or Hang(silent, [], why)
     ranks = [(record.host, record.rank) for record in absent]
+    # The clause explains the first absent rank.
     return Hang(silent, ranks, explain_absence(absent[0], processes[ranks[0]]))
 
 
@@ -114,7 +115,8 @@ def explain_absence(record: RankRecord, process: ProcessState) -> str:
 
 
 def silence(record: RankRecord, now: float) -> float:
-    """Return the seconds since a rank last did anything."""
+    """Return the seconds since a rank last did anything. When a rank writes its `stall` line, it
+    has been idle for `stall.idle` seconds."""
     return max(0.0, now - record.unix) + record.stall.idle
 
 
@@ -130,6 +132,7 @@ def process_of(machine: Machine | None, rank: int) -> ProcessState:
     # Fewer lines may show a state that is just about to change.
     if len(lines) < STEADY:
         return ProcessState()
+    # Example of a line: {"mono": 93.0, "ranks": {"3": {"ran": 9.1, "waited": 0.2, "state": "S"}}}
     samples: list[Threads] = []
     for line in lines:
         ranks = line.get("ranks")
@@ -193,8 +196,8 @@ def standings(machines: Iterable[Machine], attempt: int) -> list[Standing]:
 
 
 def find_missed_sum(silent_ranks: Sequence[Standing], world_size: int) -> Hang | None:
-    """Return the wait in the first sum that not all ranks entered. Return None if the wait is short
-    or all ranks entered equally many sums, and unless all ranks are silent and count sums."""
+    """Return the wait in the first sum that not all ranks entered. Return None if the wait is
+    short, if all ranks entered equally many sums, or if a rank is not silent or counts no sums."""
     counts = {s.rank: s.sums for s in silent_ranks if s.sums is not None}
     if not world_size or len(counts) < world_size or min(counts.values()) == max(counts.values()):
         return None
@@ -205,6 +208,7 @@ def find_missed_sum(silent_ranks: Sequence[Standing], world_size: int) -> Hang |
     # Ranks may rightly wait long for a rank that accumulates gradients, or evaluates.
     if waited < STEPS * max(standing.pass_seconds for standing in waiting):
         return None
+    # A rank without a count is neither in `waiting` nor in `behind`.
     behind = [s for s in silent_ranks if counts.get(s.rank, number) < number]
     # A rank that waits in a collective of the script itself may wait for one of the other ranks.
     missing = [s for s in behind if not s.place.startswith(WAITS_IN)] or behind
@@ -273,7 +277,8 @@ def place_of(rank: SilentRank, host: str) -> str:
     if frames:
         frame = next((frame for frame in frames if not frame.is_library), frames[0])
         # Only the last folder of the path is shown. A script runs in a folder with the machine's
-        # name, which would make equal places of several machines look different.
+        # name, which would make equal places of several machines look different. Example: the
+        # parts of /home/anna/train.py are /, home, anna (`folder`) and train.py (`name`).
         *_, folder, name = ("", *PurePosixPath(frame.file).parts)
         name = name if folder in ("", "/", host) else f"{folder}/{name}"
         collective = frames[0].function if frames[0].file.endswith(COLLECTIVES) else ""

@@ -41,12 +41,12 @@ NOTICEABLE = 1.1
 
 @dataclass(frozen=True)
 class RankWork:
-    """The mean step of one rank: seconds by category, and images."""
+    """The mean step of one rank."""
 
     host: str
     rank: int
-    seconds: dict[str, float]
-    images: float = 0.0
+    seconds: dict[str, float]  # by category
+    images: float = 0.0  # 0 if the rank could not count them
 
     @property
     def work_seconds(self) -> float:
@@ -67,7 +67,7 @@ class Step:
     attempt: int
     nodes: int
     world: int
-    steps: int
+    steps: int  # of the whole attempt, including the omitted steps
     images: float  # per step, all ranks
     payload: Payload
     strategy: Strategy | None  # None if this version does not know it
@@ -84,17 +84,19 @@ class Step:
     peers: float
     checkpoint: float  # seconds of saving per step
     ranks: tuple[RankWork, ...]
-    # Not part of the step. `between`: seconds per step that ranks work between epochs, or wait for
-    # ranks that do; `rank_work`: those in which one rank works and another waits.
+    # Not part of the step. `between`: seconds per step in which ranks work between epochs, or wait
+    # for ranks that still work. `rank_work`: seconds per step in which one rank works between
+    # epochs while another rank waits.
     between: float = 0.0
     rank_work: float = 0.0
-    epochs_begun: int = 0  # after the first epoch
-    # The last rank differs from step to step. `late_by`: the category in which the last rank's work
-    # most exceeds the mean of the ranks; `last_rank`: its seconds of a step, by category.
+    epochs_begun: int = 0  # without the first epoch
+    # The rank that arrives last differs from step to step. `last_rank`: the mean seconds of the
+    # last rank, by category. `late_by`: the category in which these seconds most exceed the mean
+    # of all ranks; "" if the last rank exceeds the mean in no category.
     late_by: str = ""
     last_rank: dict[str, float] = field(default_factory=dict)
     # Seconds of the shortest stall for saving. A stall that also waits for the previous file is
-    # longer; the first stall never does.
+    # longer. The first stall has no previous file.
     least_save: float = math.inf
     measured_steps: int = 0  # the number of steps in these means
     halves: tuple[float, float] = (0.0, 0.0)  # seconds of the mean step in each half of the steps
@@ -106,11 +108,11 @@ class Step:
     shared_machine: bool = False  # all nodes are one machine: no cable between them
     pending: Strategy | None = None  # the strategy that never began, if all steps were its warm-up
     warm_steps: int = 0  # steps of the warm-up
-    warm_seconds: float = 0.0  # of one step of the warm-up, if other steps follow
-    phases: Phases = field(default_factory=lambda: Phases(1, 0))  # of the run
+    warm_seconds: float = 0.0  # of one warm-up step; 0 if no other steps follow the warm-up
+    phases: Phases = field(default_factory=lambda: Phases(1, 0))  # epochs and warm-up of the run
     planned_steps: float | None = None  # of the run; None if its number of epochs is unknown
     program: PlannedProgram = field(default_factory=PlannedProgram)
-    family: str | None = None  # of its optimizer, if a rank recorded it
+    family: str | None = None  # of the run's optimizer, such as SGD; None if it is not recorded
     contradiction: str | None = None  # a sentence on an impossible figure, which was omitted
 
     @property
@@ -151,7 +153,7 @@ class Step:
 
     @property
     def work(self) -> float:
-        """A step without any waiting for other ranks."""
+        """The seconds of a step without any waiting for other ranks."""
         return self.data + self.h2d + self.compute + self.other
 
     @property
@@ -160,13 +162,14 @@ class Step:
 
     @property
     def training_seconds(self) -> float:
-        """A step with its part of saving and of work between epochs: the whole of `step_shares`."""
+        """Seconds of a step with its part of saving and of work between epochs. The fractions of
+        `bottleneck.step_shares` are fractions of this time."""
         return self.seconds + self.checkpoint + self.between
 
     def payload_for(self, strategy: Strategy) -> Payload:
-        """Return the gradients in `strategy`'s default buckets, unless the run chose a size."""
+        """Return the gradients in buckets of `strategy`'s default size, or of the user's size."""
         default = self.strategy.rule.bucket_mb * MIB if self.strategy else None
-        # If the user chose a size of buckets, another strategy would use the same size.
+        # A size other than the default is the user's. Each strategy would use that size.
         if self.payload.bucket != default:
             return self.payload
         return replace(self.payload, bucket=strategy.rule.bucket_mb * MIB)
@@ -177,11 +180,12 @@ class Step:
 
     @property
     def gpus(self) -> int:
-        """Ranks per machine, assumed to be about the same on all."""
+        """Ranks per machine, assumed to be about the same number on all machines."""
         return max(1, round(self.world / self.nodes))
 
     def wait(self, strategy: Strategy, machines: int, rate: float) -> float:
-        """Return the seconds per step that ranks of so many machines wait for the network."""
+        """Return the seconds per step that ranks of `machines` machines wait for the network, over
+        links of `rate` bytes per second."""
         payload = self.payload_for(strategy)
         return formulas.sync_wait(strategy, machines, payload, rate, self.backward, self.gpus)
 
@@ -205,8 +209,8 @@ def measure_step(run: RunRecord, networks: list[NetworkUsage]) -> Step | None:
         shared_machine=len(hosts) > 1 and all(use.shared_by > 1 for use in uses) and bool(uses),
     )
     if step.bytes_sent is not None and step.link_mbit is not None:
-        # The counters cover the whole loop, evaluation included. If the link could not have carried
-        # these bytes in the time of the loop, the counters are wrong.
+        # `clock` and the counters cover the whole loop, with evaluation. If the link cannot carry
+        # these bytes in that time, the counters are wrong.
         loop_seconds = statistics.fmean(record.clock / record.step_count for record in records)
         transfer_seconds = step.bytes_sent / formulas.line_rate(step.link_mbit)
         if transfer_seconds > READING_TOLERANCE * loop_seconds:
@@ -225,7 +229,8 @@ def measure_step(run: RunRecord, networks: list[NetworkUsage]) -> Step | None:
 def step_of_ranks(records: list[RankRecord], program: PlannedProgram) -> Step:
     """Return the mean step by the ranks' records, without the counters of network interfaces."""
     skip_warm_up = has_steps_after_warm_up(records)
-    # A wait for another rank's work between epochs counts as that work, not as part of a step.
+    # A wait for another rank's work between epochs counts as that work, not as part of a step. The
+    # wait is therefore subtracted from `sync_exposed` and added to `between`.
     epoch_waits = waits_between(records, skip_warm_up)
     counts, between, ranks, savings = [], 0.0, [], []
     for record, wait in zip(records, epoch_waits.seconds):
@@ -237,7 +242,8 @@ def step_of_ranks(records: list[RankRecord], program: PlannedProgram) -> Step:
         between += (spent[BETWEEN] + wait / count) / len(records)
         ranks.append(RankWork(record.host, record.rank, spent, images_per_step(record)))
         counts.append(count)
-        # The `end` line, which comes last, has the wait for the last file after training.
+        # If the rank wrote its `end` line (`end.mono` is set), that line is the last of the other
+        # lines. Its seconds of saving are the wait for the last file, after training.
         end = record.other_lines[-1] if record.end.mono is not None and record.other_lines else None
         at_end = end.seconds.get("checkpoint", 0.0) if end else 0.0
         savings.append((record.seconds.get("checkpoint", 0.0) - at_end) / record.step_count)
@@ -255,11 +261,12 @@ def step_of_ranks(records: list[RankRecord], program: PlannedProgram) -> Step:
     last = measure_last_rank(records, skip_warm_up)
     network = last.get("sync_exposed")
     if network is None:
-        # The ranks have no pieces in common, so the rank with the shortest mean wait stands for
-        # the last rank of each step.
+        # No step ends a line on all ranks (joint_pieces), so the last rank of each step is unknown.
+        # The rank with the shortest mean wait stands for the last rank.
         network = min(steady_seconds(r, skip_warm_up).get("sync_exposed", 0.0) for r in records)
     late_by = max(OWN_WORK, key=lambda name: last.get(name, 0.0) - mean[name])
-    # The waits between epochs were subtracted from the mean, but not from the pieces.
+    # The waits between epochs were subtracted from `mean`, but not from `last`. Without this
+    # limit `peers` could be negative.
     network = min(network, mean["sync_exposed"])
     peers = mean["sync_exposed"] - network
     # A script records no optimizer.
@@ -276,7 +283,7 @@ def step_of_ranks(records: list[RankRecord], program: PlannedProgram) -> Step:
         nodes=len({record.host for record in records}),
         world=world,
         steps=max(record.step_count for record in records),
-        # A rank without a file counts as the mean of the others.
+        # A rank without a file counts as the mean of the other ranks.
         images=world * statistics.fmean(map(images_per_step, records)),
         payload=Payload(float(start.gradient_bytes or 0.0), **bucket),
         strategy=strategy,
@@ -310,7 +317,8 @@ def step_of_ranks(records: list[RankRecord], program: PlannedProgram) -> Step:
 
 
 def longest_attempt(records: list[RankRecord]) -> list[RankRecord]:
-    """Return the records with two steps or more of the attempt that spent most time in steps."""
+    """Return the records of the attempt in which a rank spent most time in steps. Records with
+    fewer than two lines of steps are absent, because measurements omit the first line."""
     stepped = [record for record in records if len(record.steps) > 1]
     seconds: dict[int, float] = {}
     for record in stepped:
@@ -369,15 +377,15 @@ def compare_halves(records: list[RankRecord], skip_warm_up: bool) -> Halves:
     for record in records:
         lines, columns = measured_lines(record, skip_warm_up), record.steps
         totals = columns.total
-        all_steps, passed = count_steps(record, lines), 0
+        all_steps, steps_before = count_steps(record, lines), 0
         means: tuple[list[float], list[float]] = ([], [])  # of each line, by half
         for line in lines:
             count = columns.count[line]
             # A line of several steps belongs to the half (0 or 1) that contains its middle.
-            half = int(2 * passed + count > all_steps)
+            half = int(2 * steps_before + count > all_steps)
             spent[half] += totals[line]
             steps[half] += count
-            passed += count
+            steps_before += count
             means[half].append(totals[line] / count)
         # From SETTLED_STEPS on the error decides nothing, so it stays 0.
         if all_steps < SETTLED_STEPS and all(len(half) > 1 for half in means):
@@ -403,9 +411,9 @@ def measure_warm_up_step(records: list[RankRecord]) -> float:
 
 class Piece(NamedTuple):
     """Successive steps of all ranks. `ranks`: for each rank its seconds, in the order of the
-    categories that `joint_pieces` got."""
+    argument `categories` of joint_pieces."""
 
-    steps: float
+    steps: float  # how many
     ranks: list[tuple[float, ...]]
 
 
@@ -421,13 +429,15 @@ def joint_pieces(
     for record in records:
         columns, lines = record.steps, measured_lines(record, skip_warm_up)
         steps = [columns.step[line] for line in lines]
+        # Indices of the lines with which pieces end.
         cuts = [cut for cut, step in enumerate(steps) if step in common_ends]
         summed: list[Sequence[float]] = [
             columns.count,
             *map(columns.seconds.__getitem__, categories),
         ]
-        # The sum of a piece is the difference of the running sums at both of its ends. `map` and
-        # `accumulate` run in C, which matters for the million lines of a long run.
+        # The sum of a piece is the difference of the running sums at both of its ends: at a cut and
+        # at the cut before. `map` stops at the last cut. `map` and `accumulate` run in C, which
+        # matters for the million lines of a long run.
         sums: list[Iterator[float]] = []
         for column in summed:
             running = [*accumulate(map(column.__getitem__, lines))]
@@ -526,7 +536,8 @@ def images_per_second(records: Sequence[RankRecord]) -> float | None:
 
 
 def machine_speeds(step: Step) -> dict[str, float]:
-    """Return the images/s of each machine without the others, by the work of its slowest rank."""
+    """Return the images/s of each machine without its waits for other machines, by the work of its
+    slowest rank. Machines without counted images are absent."""
     # Nodes that share a machine slow each other down: none of them has a speed.
     if step.shared_machine:
         return {}
@@ -550,7 +561,8 @@ def achieved_rate(step: Step, uses: list[NetworkUsage]) -> float | None:
         return None
     # The wait is only the part of the transfer that backward does not hide.
     rate = sent_bytes / formulas.transfer_of(step.network, step.payload, step.backward)
-    # The rate is at most what the link carries, and at least what an interface sent in some second.
+    # The rate is at most what the link carries. It is at least the most that an interface sent in a
+    # recorded second. Interfaces that several nodes share are ignored.
     if step.link_mbit:
         rate = min(rate, formulas.line_rate(step.link_mbit))
     peaks = [use.maximum(SENT) for use in uses if use.shared_by == 1]

@@ -37,12 +37,13 @@ from report.usage import usage_of
 def basis_on_paper(gpu: str, model: str, precision: str | None) -> Basis:
     """Return the basis of a GPU that nobody measured. Raises UserError if its speed is unknown."""
     automatic = precision in (None, "auto")
-    level = published_speeds.best_precision(gpu) if automatic else str(precision)
-    speed, source = published_speeds.images_per_second(gpu, model, level)
-    step = published_speeds.paper_step(gpu, model, level)
+    used_precision = published_speeds.best_precision(gpu) if automatic else str(precision)
+    speed, source = published_speeds.images_per_second(gpu, model, used_precision)
+    step = published_speeds.paper_step(gpu, model, used_precision)
     about = (f"One {gpu}, not measured: {speed:.0f} images/s, {source}.",)
     batch = published_speeds.BATCH
-    return Basis(f"{gpu} on paper", model, 224, batch, (step,), None, 0.0, level, about)
+    # Images have 224 pixels. The number of images is unknown (None); evaluation counts as 0 s.
+    return Basis(f"{gpu} on paper", model, 224, batch, (step,), None, 0.0, used_precision, about)
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def find_basis(options: Question) -> Basis:
     )
     for folder in folders_of(Path(options.runs), options.model):
         basis = read_basis(folder)
-        # A run stays valid, but a measurement (it has machines) may be of other cables and drivers.
+        # A run stays valid. A measurement (with machines) may be of other cables and drivers.
         if basis is None or (basis.machines and not runs.is_fresh(basis.unix)):
             continue
         if runs.still_applies(basis.setting, setting, options.nodes):
@@ -129,7 +130,8 @@ MOST_FOLDERS = 12  # the newest runs and measurements are searched for speeds
 def newest_speeds(root: Path, setting: runs.Setting) -> dict[str, float]:
     """Return the images/s of the machines of `setting`, each without the other machines, by their
     newest runs or measurements. Machines without a speed are absent."""
-    same_model, bases = replace(setting, batch=None, machines=()), []
+    # Bases of any batch and of any machines fit, so no machines (0) are compared.
+    any_batch, bases = replace(setting, batch=None, machines=()), []
     for folder in islice(folders_of(root, setting.model), MOST_FOLDERS):
         basis = None
         with contextlib.suppress(UserError):  # a damaged folder
@@ -137,14 +139,14 @@ def newest_speeds(root: Path, setting: runs.Setting) -> dict[str, float]:
         if (
             basis
             and basis.machine_speeds
-            and runs.still_applies(replace(basis.setting, machines=()), same_model, 0)
+            and runs.still_applies(replace(basis.setting, machines=()), any_batch, 0)
         ):
             bases.append(basis)
     # Only the ratios of speeds matter, so another batch size will do. Bases with the batch size of
-    # `setting` come first, and bases of equal rank stay in their order, the newest first.
+    # `setting` come first, then all other bases; within both groups the newest come first.
     speeds: dict[str, float] = {}
     for basis in sorted(bases, key=lambda basis: basis.batch != setting.batch):
-        # Speeds at the same batch size need no common machine to be scaled by.
+        # At the same batch size, speeds need no scaling, and therefore no common machine.
         if basis.batch == setting.batch and not speeds.keys() & basis.machine_speeds.keys():
             speeds = {**basis.machine_speeds, **speeds}
         speeds = merge_speeds(speeds, basis.machine_speeds)
@@ -169,8 +171,8 @@ def script_speeds(root: Path, name: str, options: Mapping[str, object]) -> dict[
 
 
 def merge_speeds(speeds: dict[str, float], older: dict[str, float]) -> dict[str, float]:
-    """Add the speeds of machines that only `older` has. They are scaled by the mean ratio of the
-    machines that both have; without such a machine nothing is added."""
+    """Add the speeds of machines that only `older` has, scaled by the mean ratio of the machines in
+    both. Without a common machine nothing is added, unless `speeds` is empty."""
     # The older run may have had another batch or model, but only the ratios of speeds matter.
     ratios = [speeds[name] / speed for name, speed in older.items() if name in speeds]
     if speeds and not ratios:
@@ -202,6 +204,7 @@ def read_trained(run: RunRecord) -> Basis | None:
     reading = None if step.shared_machine else reading_of(step, uses.in_attempt(step.attempt))
     records = [r for r in run.ranks if r.attempt == step.attempt]
     evaluations = max(1, len(learning_curve(run)))
+    # The seconds of all evaluations, as a mean over the ranks.
     evaluate_seconds = sum(r.seconds.get("evaluate", 0.0) for r in records) / len(records)
     name = run.folder.resolve().name
     about = [f"In run {name}, a step took {seconds(step.work)} without waiting for other ranks."]
@@ -240,7 +243,7 @@ def read_measured(run: RunRecord) -> Basis | None:
     on_one_pc = sum(node.connection == "local" for node in nodes) > 1
     steps = []
     for host in hosts:
-        # The ranks of each machine were a world of their own, without a network.
+        # Each machine trained without the other machines, so its ranks are measured as a run.
         ranks = [record for record in run.ranks if record.host == host]
         step = measure_step(replace(run, ranks=ranks), [])
         if step is not None and step.payload.bytes:
@@ -283,8 +286,9 @@ def balanced_step(steps: list[Step]) -> Step:
     slowest = max(steps, key=lambda step: step.work)
     if slowest.shared_machine or not weights_of(list(map(speed_of, steps))):
         return slowest
-    # If speeds differ enough, BALANCE=auto gives batches in proportion to the speeds. The slowest
-    # machine then loads and computes this fraction of its batch; its optimizer takes as long.
+    # If speeds differ enough, BALANCE=auto gives batches in proportion to the speeds: all images
+    # divided by the sum of the speeds are the seconds of a step. The slowest machine then loads and
+    # computes this fraction of its batch; its optimizer takes as long as before.
     share = len(steps) * slowest.images / sum(map(speed_of, steps)) / slowest.work
     scaled = ("data", "h2d", "forward", "backward", "other")
     return replace(slowest, **{name: share * getattr(slowest, name) for name in scaled})

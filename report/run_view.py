@@ -27,17 +27,18 @@ from report.windows import Points
 
 MOST_RANKS = 16  # rows of a chart
 # The fields of Step that add up to the mean step, with their categories. A step has two fields for
-# the category `sync_exposed`.
+# the category `sync_exposed`: `network` and `peers`.
 PARTS = {
     field: {**CATEGORIES, **DERIVED}[field]
     for name in of_kind(COMPUTE, LOCAL, PEERS)
     for field in (("network", "peers") if name == "sync_exposed" else (name,))
 }
-# The parts of a rank's step: first what the others wait for, then its waits.
+# The parts of a rank's step: first the work for which other ranks wait, then the rank's own waits.
 RANK_PARTS = (*OWN_WORK, *of_kind(PEERS))
 
 
 def view_of(analysis: Analysis) -> View:
+    """Return the report of a run, without empty sections."""
     curves = charts_of(analysis)
     sections = (
         verdict_section(analysis),
@@ -114,6 +115,7 @@ def list_facts(analysis: Analysis) -> list[tuple[str, str]]:
         newest = [epoch for epoch in analysis.curve if epoch.top1 is not None][-1]
         meaning = f"top-1{newest.part} after epoch {newest.epoch} (best {best})"
         rows.append((top1(summary["final_top1"]), meaning))
+    # If records contradict each other (time_section), the report shows no duration of the run.
     if not analysis.accounting.contradictions:
         if summary["wall_seconds"]:
             rows.append((seconds(summary["wall_seconds"]), "in all"))
@@ -198,6 +200,7 @@ def advice_section(analysis: Analysis) -> Section:
     if not entries:
         return Section("What to do", items)
     speed = advice.images_per_second
+    # The bars borrow the colours of two categories: `other` for now, `forward` for predictions.
     rows, bars = [], [Bar("now", [("other", speed)], three_digits(speed))]
     # The entries are the remedies, the best one first, and at the end the combined remedy.
     for number, entry in enumerate(entries, 1):
@@ -327,6 +330,7 @@ def describe_unequal_batches(step: Step) -> str:
     for rank in step.ranks:
         images[rank.host] = images.get(rank.host, 0.0) + rank.images
     speeds = machine_speeds(step)
+    # BALANCE=auto gives unequal batches only if speeds differ by more than MIN_SPEED_RATIO.
     if len(speeds) < 2 or max(images.values()) <= MIN_SPEED_RATIO * min(images.values()):
         return ""
     batches = ", ".join(f"{host} {round(batch)}" for host, batch in images.items())
@@ -340,6 +344,7 @@ def describe_unequal_batches(step: Step) -> str:
 
 def scalar_section(analysis: Analysis) -> Section:
     """Show the first, last, lowest and highest value of each scalar."""
+    # A row is a name and its values, the oldest first.
     rows = [(name, [y for _, y in points]) for name, points in analysis.scalars.items() if points]
     columns = [
         view.Column("scalar", lambda row: row[0]),
@@ -369,7 +374,7 @@ def evaluation_section(analysis: Analysis) -> Section:
         percentages = points_of(f"{prefix}top1", 100)
         top1_lines += [Line(name, colour, percentages)] if percentages else []
         loss_lines.append(Line(name, colour, points_of(f"{prefix}loss")))
-    # A mark shows the epoch, a fraction, at which a later attempt resumed.
+    # A mark shows the epoch, such as 2.5, at which a later attempt resumed.
     images = analysis.start.train_images
     resumed = [entry.resumed_samples or 0.0 for entry in analysis.run.attempts[1:]]
     marks = tuple(view.Mark(count / images, "restart") for count in resumed) if images else ()
@@ -386,6 +391,7 @@ def evaluation_section(analysis: Analysis) -> Section:
         for epoch in epochs
         if epoch.part
     ]
+    # Only the sentence on the newest such epoch is shown.
     items: list[Item] = [view.Charts(drawn), rows, *partial[-1:]]
     return Section("Evaluation", items, "exact, over the data of all ranks")
 
@@ -406,6 +412,7 @@ def run_section(analysis: Analysis) -> Section:
     """Show what identifies the run: its command, date, code and machines."""
     run, plan, start = analysis.run, analysis.run.plan, analysis.start
     unix = plan.created_unix or start.unix
+    # Why the trainer chose the precision; `as asked` if the user chose it.
     prediction, reason = analysis.summary["predicted"], start.decided.precision_why
     rows = {
         "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix)) if unix else "",

@@ -35,8 +35,8 @@ from report.verdict import (
 from report.view import Column, Item, Paragraph, Section, table, top1
 from report.wait_rules import WORDS, find_cause, most_in_excess
 
-# The present state of a run is that of its last seconds, or of its last LEAST_STEPS if they took
-# longer. A fault that began a minute ago then shows without any older steps.
+# The present state of a run is that of its last RECENT seconds, or of its last measure.LEAST_STEPS
+# steps if these steps took longer. A fault that began a minute ago then shows without older steps.
 RECENT = 40.0
 MACHINE_SECONDS = 5.0  # a machine's present state is that of its last seconds
 STALE = 10.0  # seconds without a line after which a machine is called silent
@@ -53,7 +53,8 @@ class MachineNow:
     figures: Mapping[Figure, float] = field(default_factory=dict)
     gpus: Mapping[str, Mapping[Figure, float]] = field(default_factory=dict)  # by their indices
     isolated: list[int] = field(default_factory=list)  # ranks that connected to no other rank
-    only_received: float | None = None  # bytes, if its ranks sent nothing of that size
+    # Bytes that its ranks received, if they sent nothing of that size.
+    only_received: float | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Judgement:
     @property
     def runner_up(self) -> Candidate | None:
         """The largest wait that `kind` does not explain; None if no other wait takes any time."""
+        # A rank that is late by its images makes other ranks wait: both waits have one cause.
         explained = {"compute", self.kind, *(("straggler",) if self.cause == "data" else ())}
         shares = {name: s for name, s in step_shares(self.step).items() if name not in explained}
         second = Candidate(*max(shares.items(), key=lambda item: item[1]))
@@ -152,12 +154,13 @@ class Follower:
         now = time.time()
         is_script = not run.program.times_steps
         silent_ranks = hang.standings(run.machines.values(), attempt)
-        # The size of the world is in the ranks' records, else in that of the attempt or the plan.
+        # The size of the world is in the ranks' records, else in the attempt's, else in the plan.
         sizes = [entry.world_size for entry in run.attempts if entry.attempt == attempt]
         world_size = start.world_size or [*sizes, run.plan.world_size][0] or 0
         missed_sum = hang.find_missed_sum(silent_ranks, world_size)
         found_hang = hang.hang_of(records, run.machines, now, missed_sum) if is_complete else None
-        # If a rank has been silent for long, its last recorded RECENT seconds are in the past.
+        # If a rank has been silent for long, its last recorded RECENT seconds are in the past. A
+        # rank with long steps may be silent for two steps.
         is_current = all(
             hang.silence(record, now) <= min(RECENT, max(STALE, 2 * hang.median_step(record)))
             for record in stepped
@@ -194,7 +197,7 @@ class Follower:
         return Progress(
             attempt=attempt,
             unix=run.unix or time.time(),
-            # Records count epochs from 0, people from 1.
+            # Records count epochs from 0, people from 1. Without an epoch, -1 + 1 gives None.
             epoch=max((r.epoch for r in stepped if r.epoch is not None), default=-1) + 1 or None,
             epochs=int(epochs) if epochs else None,
             step=step,
@@ -225,11 +228,12 @@ class Follower:
 def judge(
     records: list[RankRecord], queued: float, one_pc: bool, program: PlannedProgram
 ) -> tuple[Judgement | None, str]:
-    """Return the bottleneck, or None and what is missing before the steps can be judged. `queued`:
-    the result of `most_queued`. `one_pc`: True if all ranks are on one PC."""
+    """Return the bottleneck and "", or None and what the steps lack for a verdict. `queued`: the
+    result of `most_queued`. `one_pc`: True if all ranks are on one PC."""
     missing = ""
     recent = [record.cut_to_last(RECENT, measure.LEAST_STEPS) for record in records]
-    # All steps are only judged if the recent steps are too few or still change.
+    # All steps are only judged if the recent steps are too few or still change. Measurements omit a
+    # rank's first line, so each rank needs two lines.
     for judged in (recent, records):
         if not judged or any(len(record.steps) < 2 for record in judged):
             continue
@@ -240,9 +244,9 @@ def judge(
         slowest = measure.find_slowest_rank(step)
         rank = slowest.rank
         slower = rank.rank if slowest.is_straggler else None
-        late = most_in_excess(rank.seconds, [r.seconds for r in step.ranks])
+        late_category = most_in_excess(rank.seconds, [r.seconds for r in step.ranks])
         kind = find_cause(step_shares(step), slower is not None, step.late_by, queued > 0, one_pc)
-        work = None if slower is None else late
+        work = None if slower is None else late_category
         return Judgement(step, judged is recent, kind, slower, work, queued), ""
     return None, missing
 
@@ -251,6 +255,8 @@ def machine_now(machine: Machine, records: Sequence[RankRecord] = ()) -> Machine
     """Return the state of a machine in its last MACHINE_SECONDS, from two of its lines."""
     lines = [line for line in machine.recent if time_of(line.get("mono")) is not None] or [{}]
     times = [time_of(line.get("mono")) or 0.0 for line in lines]
+    # The interval ends at the newest line. It begins at the last line that is MACHINE_SECONDS
+    # older, or at the first line if no line is that old.
     older = [line for line, mono in zip(lines, times) if times[-1] - mono >= MACHINE_SECONDS]
     newest = lines[-1]
     values: dict[str, dict[str, dict[Figure, float]]] = {kind: {} for kind in FIGURES}
@@ -316,6 +322,7 @@ def most_queued(machines: Iterable[Machine]) -> float:
     for machine in machines:
         # A machine records a line each second, so these are the lines of RECENT seconds.
         lines = [line for line in machine.recent if line.get("ranks")][-int(RECENT) :] or [{}]
+        # The key of the machine itself, which each line has, is (MACHINE, "").
         interval = dict(intervals_between(lines[0], lines[-1]))[MACHINE, ""]
         busy, queued = (f.value(interval) or 0.0 for f in (figures.CPU, figures.QUEUED))
         if figures.is_oversubscribed(busy, queued):
@@ -324,7 +331,8 @@ def most_queued(machines: Iterable[Machine]) -> float:
 
 
 def section_of(progress: Progress, running: bool) -> Section:
-    """Show progress, bottleneck and machines of a run; without current figures unless `running`."""
+    """Show progress, bottleneck and machines of a run. If the run has ended (not `running`), omit
+    figures that are only true now."""
     facts = (progress_text(progress, running), speed_text(progress, running))
     lines = [", ".join(words) for words in facts if words]
     lines.append(describe_bottleneck(progress, running))
@@ -433,6 +441,7 @@ def machines_of(machines: list[MachineNow], running: bool) -> list[Item]:
         for machine in machines
         for warning in warnings(machine, running)
     ]
+    # Only the first column (1) has names.
     return [table("Machines", columns, rows, 1), *problems]
 
 

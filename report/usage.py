@@ -25,7 +25,7 @@ from report.windows import Points, Series, Window, loop_windows, within
 @dataclass
 class Sum:
     """A figure of a machine, or of one of its things, over the intervals of a loop. `amount` and
-    `base` are the sums over figures.Ratio."""
+    `base` are the sums of these fields of figures.Ratio."""
 
     amount: float = 0.0
     base: float | None = None  # None: the recorded seconds
@@ -54,7 +54,7 @@ class Usage:
 
     host: str
     attempt: int
-    name: str
+    name: str  # such as `sda`; "" for a machine
     recorded: float  # seconds of the intervals that were recorded
     loop: float  # seconds of the loop
     sums: Mapping[Figure, Sum]
@@ -70,7 +70,7 @@ class Usage:
         return self.sums.get(figure, Sum()).maximum or 0.0
 
     def words(self, figure: Figure, which: str = MEAN) -> str:
-        """Write the figure's MEAN, MOST, LEAST or TOTAL with its unit."""
+        """Write the figure's MEAN, MOST, LEAST or TOTAL (`which`) in its unit."""
         if not self.knows(figure):
             return UNKNOWN
         sums = self.sums[figure]
@@ -170,8 +170,9 @@ def usage_of(run: RunRecord) -> ResourceUsage:
                 loops[window.attempt].add(mono, line)
             for attempt in sorted(loops):
                 loops[attempt].add_usage(usage)
-    # Nodes that are processes of one machine share its processors. The processors see the ranks of
-    # all these nodes, so each node gets the sum.
+    # Nodes that are processes of one machine share its processors, but each node records only the
+    # processor time of its ranks. Each node therefore gets the sum over all these nodes. The base
+    # 1.0 makes the mean equal to the sum.
     shared, cpu = run.nodes_per_machine, figures.RANKS_CPU
     ranks_cpu = defaultdict[int, float](float)
     for use in usage.machines:
@@ -186,8 +187,8 @@ def usage_of(run: RunRecord) -> ResourceUsage:
 
 
 USUAL_INTERVAL = 1.0  # seconds between two lines
-# The recorder writes the values of disks and GPUs for the time since the previous line. The values
-# of other things are counters.
+# The recorder itself computes the values of disks and GPUs for the time since its previous line.
+# Most values of other things are counters.
 SAMPLED = (DISK, GPU)
 
 
@@ -214,7 +215,7 @@ class Loop:
 
     def add(self, mono: float, line: Entry) -> None:
         """Add one line of the machine."""
-        # No line before the first one says how long its interval is.
+        # The first line has no line before it, so its interval is taken to be USUAL_INTERVAL.
         length = USUAL_INTERVAL if self.sample is None else mono - self.mono
         if length <= 0:
             return
@@ -224,15 +225,15 @@ class Loop:
             # The growth of a counter needs two samples.
             if self.sample is not None or kind in SAMPLED:
                 self.add_interval((kind, name), mono - self.window.start, interval)
-        names = convert_what_fits(line, MachineLine)
-        self.data_disk = names.data_disk or self.data_disk
-        for name, mount in names.mounts.items():
+        machine_line = convert_what_fits(line, MachineLine)
+        self.data_disk = machine_line.data_disk or self.data_disk
+        for name, mount in machine_line.mounts.items():
             if mount.type and (SHARE, name) in self.sums:
                 self.share_kinds[name] = mount.type
-        if names.interface is not None:
-            timed = TimedInterface(mono, names.interface)
+        if machine_line.interface is not None:
+            timed = TimedInterface(mono, machine_line.interface)
             self.interface.setdefault("start", timed)
-            # In the warm-up a strategy sends more, so its bytes per step are counted after it.
+            # In the warm-up a strategy sends more bytes, so only the later bytes are counted.
             if mono >= self.window.after_warm_up.start:
                 self.interface.setdefault("warm", timed)
             self.interface["end"] = timed
@@ -299,6 +300,7 @@ class Loop:
         traffic = {}
         for address, peer in end.peers.items():
             if peer.source is not None and peer.sent is not None and peer.busy is not None:
+                # For a peer that is not in the first line, the counters start at 0.
                 earlier = start.peers.get(address, Peer(sent=0.0, busy=0.0))
                 sent = figures.increase(earlier.sent, peer.sent)
                 busy = figures.increase(earlier.busy, peer.busy)
@@ -329,7 +331,7 @@ def gpu_joules(run: RunRecord, uses: list[Usage]) -> float | None:
     """Return the energy of all GPUs in all attempts. Return None if the energy of a GPU is missing,
     because a partial sum would look like the energy of all."""
     trained = {record.attempt for record in run.ranks}
-    # The energy of these machines must be known in these attempts.
+    # The energy of all these machines must be known: (host, attempt).
     required = {
         (host, entry.attempt)
         for entry in run.attempts
@@ -349,8 +351,8 @@ class MemoryUsage:
     """The memory of one machine in the last attempt."""
 
     host: str
-    device: str
-    ranks: int
+    device: str  # of the ranks; `host` if only the memory of processes is known
+    ranks: int  # how many
     peak_memory: float | None  # bytes of the rank that used most
     bad_images: float | None  # images that could not be read
 

@@ -1,4 +1,4 @@
-"""Explain the bottleneck: one sentence that names it, then the figures behind it, and a remedy.
+"""Explain the bottleneck: a headline names the bottleneck, and sentences give figures and a remedy.
 
 bottleneck.py finds the cause, and `explain` chooses its explanation; analysis.py calls both.
 coverage.py adds which signals were measured. advice.py, not this module, predicts what a change
@@ -22,15 +22,15 @@ from report.usage import ResourceUsage
 from report.view import LEAST_SHOWN_SECONDS
 
 READ_FROM_DISK = 5e6  # bytes/s; if disks read less, images come from memory
-# The gradients are much slower than the link if they reach less than this fraction of its rate. A
-# step that sends fewer bytes is no evidence, because their transfer takes hardly any time.
+# The gradients are much slower than the link if they reach less than SLOWER_THAN_LINK of its rate.
+# A step that sends fewer than EVIDENT_BYTES is no evidence: the transfer takes hardly any time.
 SLOWER_THAN_LINK, EVIDENT_BYTES = 0.6, 1e6
 # Below this fraction of the processors, other programs do not explain that threads wait.
 NOTEWORTHY = 0.05
 
 
 class Verdict(NamedTuple):
-    """`headline` is one sentence; `because` holds the sentences with its figures."""
+    """`headline` is one sentence; `because` has the sentences with figures and a remedy."""
 
     headline: str
     because: tuple[str, ...]
@@ -51,7 +51,8 @@ def explains(cause: str) -> Callable[[Explainer], Explainer]:
 
 
 def explain(cause: str, step: Step | None, evidence: ResourceUsage) -> Verdict:
-    """Explain the bottleneck `cause`, and say what a reader must know before its figures."""
+    """Explain the bottleneck `cause`, and say what a reader must know before its figures. `cause`:
+    the result of find_bottleneck."""
     if step is None:
         return Verdict(
             "Unknown: no two training steps were recorded, so nothing can be said about speed.", ()
@@ -89,8 +90,8 @@ def explain_warm_up(step: Step) -> list[str]:
     # Without steps after the warm-up there are no seconds to compare with.
     if not step.warm_steps or step.strategy is None or not step.warm_seconds:
         return []
-    warm_up = step.warm_steps * step.warm_seconds
-    fraction = warm_up / (warm_up + (step.steps - step.warm_steps) * step.seconds)
+    warm_up_seconds = step.warm_steps * step.warm_seconds
+    fraction = warm_up_seconds / (warm_up_seconds + (step.steps - step.warm_steps) * step.seconds)
     return [
         f"The first {step.warm_steps} of {step.steps} steps were the warm-up of "
         f"{step.strategy.spec}, with exact sums: {seconds(step.warm_seconds)} each, "
@@ -100,8 +101,8 @@ def explain_warm_up(step: Step) -> list[str]:
 
 
 def explain_idle_disk(cause: str, step: Step, evidence: ResourceUsage) -> list[str]:
-    """Say that the disks are idle, and are not the bottleneck or may become it. Return [] if the
-    disks are busy or training waits for images."""
+    """Say that idle disks are not the bottleneck, or that they may become the bottleneck. Return []
+    if the disks are busy or training waits for images."""
     rate = max((use.mean(figures.DISK_READ) for use in evidence.disks), default=0.0)
     if cause.startswith("data") or rate > READ_FROM_DISK or step_shares(step)["data"] >= 0.1:
         return []
@@ -171,7 +172,8 @@ def describe_traffic(step: Step) -> list[str]:
             f"No cable is involved: {pluralize(step.world, 'process')} on one machine, with "
             f"{size(step.payload.bytes)} of gradients each per step."
         ]
-    # The counters are missing, or measure_step rejected them as impossible.
+    # The counters are missing, or measure_step rejected their bytes as impossible. In the second
+    # case `contradiction` has a sentence on these bytes.
     if step.bytes_sent is None:
         sent = step.strategy and step.strategy.bytes_per_step(step.nodes, step.payload, step.gpus)
         by_formula = f"; by formula each node sends {size(sent)} per step" if sent else ""
@@ -182,7 +184,7 @@ def describe_traffic(step: Step) -> list[str]:
         return [f"{sentence}; the link's speed is not known."]
     least_seconds = step.bytes_sent / formulas.line_rate(step.link_mbit)
     comparison = f"of the step's {seconds(step.seconds)}"
-    # The counters cover the whole loop, which also evaluates, so they may exceed the steps.
+    # The counters cover the whole loop with evaluation, so their bytes may need more than a step.
     if least_seconds > step.seconds:
         comparison = f"and a step {seconds(step.seconds)}: some of it was sent beside steps"
     speed = link_speed(step.link_mbit)
@@ -221,6 +223,7 @@ def data_wait_clause(step: Step) -> str:
     if step.peers <= step.data:
         return f"{share_words(step, step.data)} of each step waits for {step.samples}"
     slow = find_slowest_rank(step)
+    # No rank is always late, so each rank waits for its own images or for another rank's images.
     if not slow.is_straggler:
         waits = share_words(step, step.peers + step.data)
         return f"{waits} of each step waits for {step.samples}, on different machines"
@@ -287,7 +290,7 @@ def explain_decoding(step: Step, evidence: ResourceUsage) -> Verdict:
             f"No disk explains this: the busiest, {disk.name} on {disk.host}, was busy "
             f"{disk.words(figures.DISK_BUSY)}."
         )
-    # Only if the disks of all late machines were recorded, no disk means that none was read.
+    # Records omit idle disks. If all late machines recorded disks, training read from no disk.
     elif hosts <= {use.host for use in evidence.machines if use.knows(figures.DISKS)}:
         disk_sentence = "No disk explains this: training read from no disk."
     # If the loaders and the disk are idle, something that no machine records holds up the loaders.
@@ -302,7 +305,8 @@ def explain_decoding(step: Step, evidence: ResourceUsage) -> Verdict:
     reason = (
         f"The processors cannot decode and augment {step.samples} as fast as training takes them."
     )
-    # Without records of the disks, a slow disk is possible as well (coverage.undecided says so).
+    # Without records of the disks, a slow disk is also possible, so the verdict gives no reason.
+    # The report then says that the cause is undecided (coverage.undecided).
     return Verdict(headline, (disk_sentence, reason) if disk_sentence else ())
 
 
@@ -422,12 +426,14 @@ def explain_saving(step: Step, evidence: ResourceUsage) -> Verdict:
 @explains("rank_work")
 def explain_rank_work(step: Step, evidence: ResourceUsage) -> Verdict:
     """Explain that one rank works between epochs, or between steps, while the others wait."""
-    # The headline has the seconds of one break between epochs, or of one step.
+    # The ranks wait longer for one rank's work between epochs than for slow steps. `rank.seconds`
+    # are means per step, but the headline has the seconds of one break between epochs.
     if step.rank_work > step.peers:
         rank = max(step.ranks, key=lambda rank: rank.seconds[BETWEEN])
         spent = rank.seconds[BETWEEN] * step.measured_steps / max(1, step.epochs_begun)
         place, wait = "epochs", step.rank_work
-    # Older records have a rank's work between two epochs in `other`, too.
+    # The headline has the seconds of `other` per step. In older records, `other` also has a rank's
+    # work between two epochs.
     else:
         rank = find_slowest_rank(step).rank
         place, wait, spent = "steps", step.peers, rank.seconds["other"]
@@ -456,7 +462,8 @@ ONE_MODEL = (
 
 
 def describe_unsummed_steps(steps: int) -> str:
-    """Warn that each rank trained a separate model. `steps`: consecutive ones without a sum."""
+    """Warn that each rank trained a separate model. `steps`: how many consecutive steps had no
+    sum."""
     return (
         f"DDP summed no gradients in {steps:,} consecutive steps: unless the script sums "
         f"gradients itself, each rank trained its own model. {ONE_MODEL}"
@@ -472,8 +479,8 @@ def describe_missing_gradients(received_bytes: float) -> str:
 
 
 def headline_of(status: str, first_cause: Entry | None, until: float | None = None) -> str | None:
-    """Return the sentence before the verdict if the run did not finish, or if a rank printed an
-    exception at the end of a run that did. `until`: Unix time of the newest record."""
+    """Return the sentence before the verdict if the run did not finish, or if a rank of a finished
+    run printed an exception. `until`: Unix time of the newest record."""
     if status == "finished":
         # A rank may print an exception and still exit with code 0.
         message = first_cause and first_cause.get("message")
