@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PLAYBOOK = ROOT / "ansible" / "playbooks" / "bootstrap.yml"
 PROGRAM_FOLDER = Path(sys.executable).parent  # Ansible's programs are in the same environment
 SSH_FOLDER = Path("~/.ssh").expanduser()
-# print_wrapped_error does not wrap the two commands, since their lines start with blanks.
+# The two lines that start with blanks are commands, which print_wrapped_error does not wrap.
 NO_ANSWER = """{name}: nothing answers at {address}, port {port}. On that machine's own screen:
     sudo apt install openssh-server
     ip -brief address          (is {address} among them? else correct inventory.ini)"""
@@ -38,9 +38,9 @@ NO_ANSWER = """{name}: nothing answers at {address}, port {port}. On that machin
 
 @dataclass(frozen=True)
 class Machine:
-    name: str
-    address: str
-    port: int
+    name: str  # in the inventory
+    address: str  # or a host name
+    port: int  # of sshd
     provisions: str  # the user that Ansible logs in as: ansible_user
     trains: str  # the user whose name training processes run under: train_user, else ansible_user
 
@@ -56,7 +56,10 @@ class HostKey:
 
 
 def list_machines(inventory, limit):
-    """List the inventory's machines, in order. Raises UserError."""
+    """List the selected machines, in the inventory's order. Raises UserError.
+
+    inventory: its path, or None for inventory.ini; limit: a pattern of Ansible's.
+    """
     words = ["--limit", limit, *(["--inventory", inventory] if inventory else [])]
     words += ["--playbook-dir", str(ROOT)]  # for group_vars/, wherever the inventory is
     listing = json.loads(_run_inventory_tool("ansible-inventory", "--list", *words))
@@ -66,7 +69,7 @@ def list_machines(inventory, limit):
     try:
         text = _run_inventory_tool("ansible", "cluster", "--list-hosts", *words)
         _, *names = map(str.strip, text.splitlines())
-    except UserError:  # --limit left no machine over: the inventory itself was read above
+    except UserError:  # --limit left no machine: ansible-inventory could read the inventory above
         names = []
     if not names:
         raise UserError(
@@ -77,7 +80,7 @@ def list_machines(inventory, limit):
 
 def make_machine(name, variables):
     """Make the Machine with these variables in the inventory. Raises UserError."""
-    # A value may have any type: the inventory may be YAML.
+    # In an inventory of YAML, a value may have any type.
     provisions = read_user(variables, "ansible_user") or getpass.getuser()
     address, port = variables.get("ansible_host", name), variables.get("ansible_port", 22)
     if not isinstance(address, str):
@@ -108,19 +111,19 @@ def read_user(variables, name):
 def _run_inventory_tool(tool, *words):
     """Run one of Ansible's programs on the inventory, and return its output. Raises UserError."""
     argv = [str(PROGRAM_FOLDER / tool), *words]
-    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1"}  # Ansible's errors become part of ours
+    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1"}  # UserErrors quote Ansible's errors
     streams = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     process = subprocess.run(argv, cwd=ROOT, env=environment, **streams)
     if process.returncode:
         reason = re.sub(r"^(\[ERROR\]:|ERROR!) ", "", process.stderr.strip())
-        # vars_plugins/names.py writes whole sentences, which need no introduction.
+        # An error of vars_plugins/names.py is a whole sentence, which needs no introduction.
         is_complete = reason.startswith("the inventory ")
         raise UserError(reason if is_complete else f"the inventory cannot be read: {reason}")
     return process.stdout
 
 
 def explain_unknown_address(machine):
-    """Explain in a sentence that a machine's name cannot be resolved here; None if it can."""
+    """Explain in a sentence that this PC cannot resolve a machine's address; None if it can."""
     try:
         socket.getaddrinfo(machine.address, machine.port)
     except (OSError, UnicodeError):  # UnicodeError: a label of the name is empty, or too long
@@ -134,7 +137,7 @@ def explain_unknown_address(machine):
 
 def scan_host_key(machine):
     """Ask for the HostKey at the machine's address; None if nothing answers."""
-    # Every sshd since 2014 has an ed25519 key, and one kind is enough to compare.
+    # Every sshd since 2014 has an ed25519 key, and people need to compare only one kind of key.
     argv = ["ssh-keyscan", "-T", "10", "-t", "ed25519", "-p", str(machine.port), machine.address]
     line = subprocess.run(argv, capture_output=True, text=True).stdout.strip()
     if not line:
@@ -159,7 +162,8 @@ def read_known_keys(machine):
 def trust_host_key(machine, key, expected, ask=input):
     """Add the machine's host key to known_hosts after its confirmation. Raises UserError.
 
-    key: the result of `scan_host_key`. expected: {machine's name: fingerprint}; None asks a person.
+    key: the result of `scan_host_key`. expected: {machine's name: fingerprint}; None: a person is
+    asked. ask: prints a question and returns the answer, as input() does.
     """
     if key is None:
         raise UserError(explain_unknown_address(machine) or NO_ANSWER.format(**vars(machine)))
@@ -167,8 +171,8 @@ def trust_host_key(machine, key, expected, ask=input):
     _, key_kind, key_text, *_ = key.line.split()
     if [key_kind, key_text] in known_keys:
         return
-    # A known machine with another key of the same kind must not become a question, since people
-    # answer questions with yes.
+    # If a known machine has another key of the same kind, nobody is asked, since people answer
+    # questions with yes.
     if any(kind == key_kind for kind, _ in known_keys):
         raise UserError(
             f"{machine.name}: its host key is {key.fingerprint}, but known_hosts has another "
@@ -190,7 +194,10 @@ def trust_host_key(machine, key, expected, ask=input):
 
 
 def is_confirmed(machine, key, expected, ask):
-    """Return true if a file or a person confirms the key. Raises UserError without a terminal."""
+    """Return true if `expected`, or else a person, confirms the key.
+
+    Raises UserError without a terminal.
+    """
     if expected is not None:
         return expected.get(machine.name) == key.fingerprint
     print(f"\n{machine.name}, {machine.address}")
@@ -208,7 +215,7 @@ def is_confirmed(machine, key, expected, ask):
 
 def read_or_make_control_key():
     """Read this control node's public key. Make a pair of keys if the control node has none."""
-    for kind in ("ed25519", "ecdsa", "rsa"):  # the names that ssh tries by itself
+    for kind in ("ed25519", "ecdsa", "rsa"):  # ssh tries keys of these names by itself
         public = SSH_FOLDER / f"id_{kind}.pub"
         if public.is_file():
             return public.read_text().strip()
@@ -227,7 +234,7 @@ def needs_no_password(machine, login):
     config.read(ROOT / "ansible.cfg")
     words = shlex.split(config["ssh_connection"]["ssh_args"])
     options = [str(ROOT / word) if word.startswith("ansible/") else word for word in words]
-    # -S none: an open connection of the user proves nothing about key and rule.
+    # -S none: with an open connection of ssh, the test would prove nothing about the key.
     argv = ["ssh", "-S", "none", *options, "-o", "BatchMode=yes"]
     argv += ["-p", str(machine.port), "-l", login, machine.address, "sudo -n true"]
     return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
@@ -236,13 +243,13 @@ def needs_no_password(machine, login):
 def ask_for_logins(selected, login, ask):
     """Return {machine's name: (user, password)}; the password is "" if key and sudo rule suffice.
 
-    ask: returns what a person typed at a prompt; called only for a machine that needs the password
-    of `login`. Raises UserError.
+    login: of --login. ask: prints a prompt and returns what a person typed; called only for a
+    machine that needs the password of `login`. Raises UserError.
     """
     users, previous_name = {}, None
     for machine in selected:
         print(f"{machine.name}: trying to log in without a password", flush=True)
-        # This user comes first: an earlier call may have removed the rule of `login`.
+        # `provisions` comes first: an earlier call may have removed the sudo rule of `login`.
         users_in_order = (machine.provisions, login)
         passwordless = [user for user in users_in_order if needs_no_password(machine, user)]
         if passwordless:
@@ -286,7 +293,7 @@ def read_option_file(option, file):
 
 
 def run_playbook(selected, users, args):
-    """Run playbooks/bootstrap.yml; users: of ask_for_logins. Returns its exit code."""
+    """Run playbooks/bootstrap.yml, and return its exit code; users: as ask_for_logins returns."""
     extra = {
         "access_users": {
             machine.name: {
@@ -303,8 +310,8 @@ def run_playbook(selected, users, args):
     argv += ["--limit", ",".join(machine.name for machine in selected)]
     argv += ["--inventory", args.inventory] if args.inventory else []
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-    # The passwords are in a file in memory, which has no name in any folder. So they reach neither
-    # a disk nor a command line, and disappear with this process.
+    # The passwords are in a file in memory, which has no name in any folder. So the passwords reach
+    # neither a disk nor a command line, and disappear with this process.
     with os.fdopen(os.memfd_create("tandem"), "w") as secrets:
         json.dump({name: password for name, (_, password) in users.items()}, secrets)
         secrets.flush()
@@ -318,7 +325,7 @@ def trust_host_keys(selected, expected):
     print(
         "Reading the host keys of all machines. If a machine is off, this takes 10 s.", flush=True
     )
-    # All machines are scanned first, so that a person does not wait between the questions.
+    # The program scans all machines first, so that a person does not wait between the questions.
     with ThreadPoolExecutor(len(selected)) as pool:
         keys = list(pool.map(scan_host_key, selected))
     trusted, sentences = [], []
@@ -364,7 +371,7 @@ def main(argv=None):
         selected = list_machines(args.inventory, args.limit)
         expected, ask = read_fingerprints(args.fingerprints), getpass.getpass
         if args.password_file:
-            # `ask` gets the name of the machine in its prompt, but the file has only one password.
+            # The prompt would name the machine, but the file has one password for all machines.
             password = read_option_file("--password-file", args.password_file).rstrip("\n")
             ask = lambda _: password  # noqa: E731
         trusted, sentences = trust_host_keys(selected, expected)
@@ -373,7 +380,7 @@ def main(argv=None):
         print_wrapped_error(f"tandem: {error}")
         return 2
     code = run_playbook(trusted, users, args) if trusted else 0
-    # Ansible's output is long, so the refused machines come last.
+    # Ansible's output is long, so the messages about refused machines come last.
     for sentence in sentences:
         print_wrapped_error(f"NOT LET IN: {sentence}")
     return code or (1 if sentences else 0)

@@ -40,11 +40,12 @@ SETTINGS = (
     *("stack", "env_manager", "conda_installer", "pip_index_url"),
     *("toolkit", "apex", "apex_extensions", "gpus"),
 )
+# Settings whose value may be a text, true or false.
 SWITCHES = ("toolkit", "apex", "apex_extensions", *(row.name for row in driver.SETTINGS.values()))
 
 
 class Kept(Struct):
-    """The earlier decision of `stack: auto`, or nothing."""
+    """The earlier decision of `stack: auto`, as stacks.read_decision returns it, or nothing."""
 
     stack: Union[Text, UnsetType] = UNSET
     path: Union[Text, UnsetType] = UNSET
@@ -69,7 +70,7 @@ OPTIONAL_FACTS = {"held", "held_by_us", "signing_key"}
 class Machine(NamedTuple):
     host: str
     settings: dict[str, Any]
-    # None: the machine did not answer. Only ShellFacts: role reach refused it.
+    # None: the machine did not answer. ShellFacts that are no PlanFacts: role reach refused it.
     facts: ShellFacts | None
 
 
@@ -77,8 +78,8 @@ def rows(entries, table, bundle):
     """Return [{"host", "what", "lines"}]: everything that would be installed, by machine.
 
     entries: [{"facts", "settings"}], one per machine; the facts of a machine that did not answer
-    have only "host". bundle: the folder with downloaded files. Raises PlanError if no stack fits,
-    and UserError if a fact is missing.
+    have only "host". table: "stacks" of stacks.yml. bundle: the folder with downloaded files.
+    Raises PlanError if no stack fits, and UserError if a fact is missing.
     """
     machines = list(map(_make_machine, entries))
     refused = _find_refusals([machine.facts for machine in machines if machine.facts])
@@ -87,7 +88,8 @@ def rows(entries, table, bundle):
          "lines": [f"REFUSED: {row['cause']}", f"remedy: {row['remedy']}"]}
         for host, row in refused.items()
     ]  # fmt: skip
-    # A machine with a REMEDIABLE fault stays a member: `stack: auto` has to know its cards.
+    # Another Ansible, or a package, removes a REMEDIABLE fault. So such a machine stays a member:
+    # `stack: auto` has to know its cards.
     excluded = [host for host, row in refused.items() if row["fault"] not in looks.REMEDIABLE]
     members = [machine.host for machine in machines if machine.host not in excluded]
     machines = [machine for machine in machines if machine.facts and machine.host not in refused]
@@ -97,7 +99,7 @@ def rows(entries, table, bundle):
         return printed
     for machine in machines:
         if not isinstance(machine.facts, PlanFacts):
-            raise _missing_fact(machine.host, "gpus")
+            raise _missing_fact(machine.host, "gpus")  # only PlanFacts have this fact
     all_facts = [machine.facts for machine in machines]
     # The settings of stack, toolkit and apex are the same for the whole cluster.
     common = machines[0].settings
@@ -107,6 +109,7 @@ def rows(entries, table, bundle):
         # A refused machine may be the reason that no stack can be chosen.
         reasons = [*map(preflight.text, refused.values()), str(error)]
         raise PlanError(". ".join(reasons)) from None
+    # plans: {host: {"toolkit", "found", "apex"}}, as toolkit.toolkit_plan describes.
     switches = {name: common[name] for name in ("toolkit", "apex", "apex_extensions")}
     plans = toolkit.toolkit_plan(all_facts, stack, switches, table)
     for host, settings, facts in machines:
@@ -130,7 +133,7 @@ def _make_machine(entry):
     if set(facts) == {"host"}:
         return Machine(host, settings, None)
     kind = PlanFacts if "gpus" in facts else ShellFacts
-    # PlanFacts has defaults for the facts of driver_facts, but a plan of the driver needs them.
+    # PlanFacts has defaults for the facts of driver_facts, but the driver's plan needs real values.
     required = {field.name for field in structs.fields(kind) if field.required}
     required |= {*DRIVER} - OPTIONAL_FACTS if kind is PlanFacts else set()
     missing = sorted(required - set(facts))
@@ -151,7 +154,7 @@ def _missing_fact(host, name):
 
 
 def _find_refusals(all_facts):
-    """Find {host: finding} of the machines that role reach refuses."""
+    """Find {host: finding} of the machines that role reach refuses, by looks.unfit."""
     # If a machine has PlanFacts, modules have run on it, so its Python is no obstacle.
     examined_hosts = {facts.host for facts in all_facts if isinstance(facts, PlanFacts)}
     refusals = {}
@@ -163,6 +166,7 @@ def _find_refusals(all_facts):
 
 def _describe_cards(facts, table):
     """Return a line per NVIDIA card, and a line with the operating system and the compiler."""
+    # Devices of participating cards that have no line yet.
     unlisted = [device for device, _ in stacks.participating_gpus(facts, table)]
     lines = []
     for device in stacks.nvidia_devices(facts):
@@ -190,7 +194,7 @@ def _describe_driver(facts, settings, stack, table, bundle):
     """Return lines with the driver and its source, or with the refusal and its remedy."""
     files = (bundle / "installers" / stack["name"]).glob("*.run")
     options = driver.driver_wanted(settings, [path.name for path in files])
-    plan = driver.driver_plan(facts, options, stack, table)
+    plan = driver.driver_plan(facts, options, stack, table)  # a dictionary: driver_actions.as_dict
     if plan["action"] == "refuse":
         return [f"REFUSED: {plan['reason']}", f"remedy: {plan['remedy']}"]
     lines = [plan["reason"]]
@@ -248,7 +252,7 @@ def _describe_reboot(plan, facts):
 
 
 def _toolkit_topics(plan, foreign, bundle):
-    """List (topic, lines) of the toolkit; foreign: {"folder", "reason"} of somebody else's."""
+    """List (topic, lines) of the toolkit; foreign: the dictionary of toolkit.Foreign, or None."""
     if plan is None and foreign is not None:
         return [("toolkit", [f"none is installed; {foreign['folder']}: {foreign['reason']}"])]
     if plan is None:
@@ -285,7 +289,7 @@ def _environment_topics(facts, settings, stack):
     except PlanError as error:
         return [("python", [f"REFUSED: {error}"])]
     lock = ANSIBLE / "locks" / f"{stack['lock']}-py{python}.txt"
-    # Another lock makes another environment, so that runs in the present one continue.
+    # Another lock makes another environment, so that runs in the present environment continue.
     digest = hashlib.sha256(lock.read_bytes()).hexdigest()[:12]
     variables = yaml.safe_load((ANSIBLE / "roles/python_env/vars/main.yml").read_text())
     folder = f"{variables['python_env_root']}/envs/{stack['name']}-{digest}"
@@ -335,7 +339,7 @@ def text(rows):
 
 
 def settings():
-    """Read the settings of group_vars/all.yml, for facts from a file."""
+    """Read the settings of group_vars/all.yml, since a file of facts may lack settings."""
     values = yaml.safe_load((ROOT / "group_vars" / "all.yml").read_text())
     index = values["mirrors"][values["mirror"]]["pip"]
     return {**values, "pip_index_url": index}
@@ -354,7 +358,7 @@ def inspect(inventory, extra):
         printed = subprocess.run(
             argv + extra, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT
         ).stdout
-        # The exit code says only that some machine did not answer; the file is written if one did.
+        # The exit code says only that some machine did not answer. If a machine did, a file exists.
         if not output.exists():
             raise UserError(
                 f"{printed}\ntandem: ansible-playbook could not check the machines (see above)"

@@ -48,7 +48,7 @@ MD5 = {
     VAL: "29b22e2961454d5413ddabcf34fc5622",
     DEVKIT: "fa75699e90414af021442c21a62c3abf",
 }
-# File systems need more than the bytes of the images.
+# The images' bytes times this number is what a file system needs for them.
 DISK_FACTOR = 1.02
 CHECKSUM_FILE = ".archives.json"  # in the target folder, with what `check_archives` found
 PIECE_BYTES = 1 << 20
@@ -60,17 +60,17 @@ COMPRESSED = 15  # the type of a compressed element of a MATLAB file
 
 @dataclass(frozen=True)
 class Plan:
-    """The content of the archives that `target` does not have yet."""
+    """The part of the archives that `target` lacks."""
 
     source: Path
     target: Path
     # A wnid is the WordNet id of a class, such as n01440764.
-    classes: tuple[tuple[str, int], ...]  # (wnid, bytes of its tar) of the classes to copy
-    val: tuple[tuple[str, str, int], ...]  # (image, wnid, bytes) of all; empty if val is complete
+    classes: tuple[tuple[str, int], ...]  # (wnid, bytes of its tar) of the classes to copy to train
+    val: tuple[tuple[str, str, int], ...]  # (image, wnid, bytes) of all images, or () if val exists
     wnids: tuple[str, ...]  # of all classes
     shape: Shape | None = None  # None: images stay unchanged
 
-    def train_size(self) -> int:
+    def train_size(self) -> int:  # bytes that are still to be copied, as those of val_size
         return sum(size for _, size in self.classes)
 
     def val_size(self) -> int:
@@ -82,7 +82,8 @@ class Plan:
     def has(self, path: Path, size: int) -> bool:
         """Return whether an image, which has `size` bytes in the archive, is copied."""
         written = path.stat().st_size if path.is_file() else 0
-        # A smaller image gets its name when it is complete, an unchanged image before.
+        # A smaller image gets its name when it is complete. An unchanged image has a name before,
+        # so the number of its bytes decides.
         return written == size if self.shape is None else written > 0
 
 
@@ -95,7 +96,7 @@ def read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
 
     contents = {"meta.mat": b"", "ILSVRC2012_validation_ground_truth.txt": b""}
     with _explain_damage(path):
-        # A small file may unpack to any number of bytes. One byte too many is enough to know that.
+        # A small file may unpack to any number of bytes. With one byte too many, it is refused.
         with gzip.open(path) as file:
             unpacked = file.read(UNPACKED + 1)
         _refuse_large(len(unpacked), path)
@@ -107,10 +108,11 @@ def read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
     missing = [name for name, content in contents.items() if not content]
     if missing:
         raise UserError(f"{path} has no {' and no '.join(missing)}: is it the devkit? {PAGE}")
-    meta, truth = contents.values()
+    meta, truth = contents.values()  # truth: a class number per line
     try:
         _refuse_large(sum(_element_sizes(meta)), path)  # loadmat has no limit
-        # Synsets: number, wnid, words, gloss, number of children, ... A class has no children.
+        # A row is a synset of WordNet: number, wnid, words, gloss, number of children, ... Classes
+        # are the synsets without children.
         rows = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
         leaves = {int(row[0]): str(row[1]) for row in rows if int(row[4]) == 0}
         numbers = [int(line) for line in truth.split()]
@@ -218,7 +220,8 @@ def _name_three(names: list[str]) -> str:
 
 def check_space(plan: Plan) -> None:
     """Raise UserError if the target's disk has too little space."""
-    # Some images' bytes grow with the side, some with the pixels. The larger estimate is safe.
+    # The bytes of some images grow with the side, of others with the number of pixels (ratio**2).
+    # The larger estimate is safe.
     ratio = plan.shape.size / 256 if plan.shape else math.inf
     share = min(1.0, RATIO_AT_256 * max(ratio, ratio**2))
     size = (plan.train_size() + plan.val_size()) * DISK_FACTOR * share
@@ -240,7 +243,7 @@ def check_archives(plan: Plan, bar: Callable[..., Any]) -> list[str]:
     # sums take minutes, so a command that continues must not compute them again.
     record = plan.target / CHECKSUM_FILE
     shape = list(plan.shape) if plan.shape else None
-    sums: dict[str, Any] = {"shape": shape}
+    sums: dict[str, Any] = {"shape": shape}  # the content of the record
     if record.is_file():
         sums = json.loads(record.read_text())
     if sums.setdefault("shape", None) != shape:
@@ -267,7 +270,7 @@ def check_archives(plan: Plan, bar: Callable[..., Any]) -> list[str]:
 
 
 class Writer:
-    """Write images. With a `shape`, a pool of processes makes them smaller. Use it as a context."""
+    """Write images. With a `shape`, processes shrink them first. Use a Writer as a context."""
 
     def __init__(self, shape: Shape | None) -> None:
         self.shape = shape
@@ -286,7 +289,7 @@ class Writer:
             self.pool.shutdown(cancel_futures=True)
 
     def write(self, file: IO[bytes], path: Path, size: int) -> None:
-        """Write an image, or keep it for the next batch. Raises UserError and OSError."""
+        """Write an image of `size` bytes, or keep it for a batch. Raises UserError and OSError."""
         if self.pool is None:
             _copy(file, path, size)
             return
@@ -298,7 +301,7 @@ class Writer:
             self.finish()
 
     def finish(self) -> None:
-        """Wait until all images are written. Raises UserError and OSError."""
+        """Shrink and write the images that wait, if any. Raises UserError and OSError."""
         if self.pool is None or self.shape is None:
             return
         try:
@@ -338,7 +341,7 @@ def _write_smaller(shape: Shape, image: tuple[bytes, Path]) -> bool:
 def extract_train(plan: Plan, advance: Callable[[int], None], writer: Writer) -> None:
     """Make the class folders of train that are missing. Raises UserError and OSError."""
     sizes = dict(plan.classes)
-    # All classes are copied in one pass, since the archive has more than a hundred gigabytes.
+    # One pass copies all classes, since the archive has more than a hundred gigabytes.
     with _tar(plan.source / TRAIN) as archive:
         for member in archive:
             wnid = member.name.removesuffix(".tar")
@@ -353,7 +356,7 @@ def _extract_class(file: IO[bytes], folder: Path, writer: Writer) -> None:
     unfinished.mkdir(parents=True)
     with tarfile.open(fileobj=file, mode="r:") as images:
         for image in images:
-            # Only plain names, so that an archive cannot write outside its folder.
+            # A name without a / cannot leave the class folder.
             if not image.isfile() or not re.fullmatch(r"[\w-]+\.JPEG", image.name):
                 raise UserError(f"{folder.name}.tar has {image.name!r}, which is not an image")
             writer.write(_content(images, image), unfinished / image.name, image.size)
@@ -373,7 +376,7 @@ def extract_val(plan: Plan, advance: Callable[[int], None], writer: Writer) -> N
     places = {name: (folder / wnid / name, size) for name, wnid, size in plan.val}
     with _tar(plan.source / VAL) as archive:
         for member in archive:
-            # Folders of the archive have no place. After a kill, some images are copied already.
+            # A folder in the archive has no place. After a kill, some images are copied already.
             path, size = places.get(member.name, (None, 0))
             if path and not plan.has(path, size):
                 writer.write(_content(archive, member), path, size)
@@ -400,7 +403,7 @@ def count(folder: Path) -> tuple[int, int]:
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar, or print a line without a terminal. Yields the bar's update."""
+    """Show a progress bar, or print a line without a terminal. Yields a function to add bytes."""
     with tqdm(total=total, desc=title, unit="B", unit_scale=True, disable=None) as bar:
         if bar.disable:
             print(f"{title}: {total / 1e9:.1f} GB", flush=True)

@@ -52,8 +52,8 @@ OFFERED = re.compile(
 DRIVERS = re.compile(
     r"nvidia-(driver|headless)-\d+[a-z-]*$|nvidia-(tesla-\d+-)?(open-)?kernel-dkms$"
 )
-# A package of one branch: "nvidia-driver-" and "570" of nvidia-driver-570-server, for example. The
-# suffix may also be the kernel or series of Ubuntu's signed modules.
+# A package of one branch. Group 1 is its kind and group 2 its branch: "nvidia-driver-" and "570" of
+# nvidia-driver-570-server. The suffix may also be the kernel or series of Ubuntu's signed modules.
 BRANCH = re.compile(
     r"(linux-modules-nvidia-|(?:lib|xserver-xorg-video-)?nvidia-(?:[a-z0-9-]+-)?)(\d{3})(?:-[a-z].*)?$"
 )
@@ -63,11 +63,11 @@ KERNEL = re.compile(r"linux-image-(?:unsigned-)?(\d+\.\d+[a-z0-9.+~-]*)")
 SERIES = re.compile(r"linux-image-([a-z][a-z0-9.-]*)$")
 # Ubuntu's package of signed modules, by branch, and by kernel or series of kernels.
 MODULES = "linux-modules-nvidia-{}-{}"
-# The packages that are reported if they would come with an installation.
+# archive() reports these packages if they would come with a driver.
 KERNEL_PARTS = re.compile(r"linux-(modules-nvidia|image)-|nvidia-dkms-|dkms$")
 # The folders of the drivers that DKMS can build for another kernel.
 DKMS = "/var/lib/dkms/nvidia*"
-# The packages that role driver holds. The machine's owner may hold others.
+# The names of the packages that role driver holds. The machine's owner may hold other packages.
 HELD = "/var/lib/tandem/driver/held"
 PREFERENCES = "/etc/apt/preferences.d/*"
 PROCESSES = "/proc/[0-9]*"
@@ -87,16 +87,18 @@ KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 
 def text_of(*argv):
     """Return a command's output, "" if it fails."""
-    # The limit is long, because an empty output of a slow machine would change the plan.
+    # The time limit is long: a command that a slow machine cannot end would give "" and change the
+    # plan.
     return output(*argv, seconds=300) or ""
 
 
 def packages(waiting=None):
     """Return the versions of installed packages, the transitional and the held packages.
 
-    "packages" has no half-installed ones. "transitional": {package: the package of another branch
-    that it leads to}. "kernel_series": the series of the metapackage that brings the running or the
-    waiting kernel ("generic-hwe-24.04"), None without one.
+    "packages": {name: version}, without half-installed packages. "held": names. "transitional":
+    {package: the package of another branch that it leads to}. "kernel_series": the series of the
+    metapackage that brings the running or the waiting kernel ("generic-hwe-24.04"), None without a
+    metapackage. waiting: the name of the waiting kernel, or None.
     """
     layout = "${db:Status-Abbrev}\t${Package}\t${Version}\t${Depends}\n"
     versions, holds, transitional, series = {}, [], {}, []
@@ -110,6 +112,7 @@ def packages(waiting=None):
             # brings. The running kernel decides.
             meta, kernels = SERIES.match(name), KERNEL.findall(depends)
             if meta and {platform.release(), waiting} & set(kernels):
+                # max() below prefers true, which stands for the running kernel.
                 series.append((platform.release() in kernels, meta.group(1)))
         if status[0] == "h":  # held, whether it is installed or not
             holds.append(name)
@@ -143,7 +146,7 @@ def leads_to(name, depends):
 
 
 def archive(pin, simulate, installed):
-    """Return the archive's packages, and what apt would install of them without our pin.
+    """Return the archive's packages, and what apt would install with drivers, without our pin.
 
     pin: the path of role driver's pin; installed: the result of packages(). Keys of the result:
     "offered": {package: version}. "offered_transitional": {transitional package: its target}.
@@ -166,7 +169,7 @@ def archive(pin, simulate, installed):
         targets = transitional(option, sorted(offered))
         drivers = [name for name in offered if DRIVERS.match(name) and name not in targets]
         signed = prebuilt(offered, installed["kernel_series"])
-        # Each key is a set of packages, in one string: JSON has no other keys.
+        # The results have sets of packages as keys, each in one string: JSON has no other keys.
         package_sets = sorted(drivers) + signed if simulate else []
         # With broken packages apt would refuse every installation, so its answers say nothing.
         if package_sets and apt_broken():
@@ -214,7 +217,7 @@ def transitional(option, names):
 
 def simulate_install(names, option):
     """Simulate an installation. Return (modules and kernels that would come, apt's refusal)."""
-    # The simulation ignores holds, since the role releases its driver before it installs another.
+    # The simulation ignores holds, since role driver releases its own holds before it installs.
     argv = ["apt-get", "-o", option, "-o", "APT::Ignore-Hold=true", "--simulate"]
     argv.append("--no-install-recommends")
     succeeded, text = outcome(*argv, "--allow-change-held-packages", "install", *names)
@@ -226,11 +229,12 @@ def simulate_install(names, option):
 
 
 def runfile():
-    """Read the version that NVIDIA's own installer installed; None if it was not used."""
+    """Read the version of the driver that NVIDIA's own installer installed; None without one."""
     text = read("/var/lib/nvidia/log")
     if text is None:
         return None
-    # The first line is "580.126.20", or "1.0-10033 (440.33.01)" from older installers.
+    # The first line is "580.126.20", or "1.0-10033 (440.33.01)" from older installers. The version
+    # of a driver with another first line is unknown: "0".
     match = re.search(r"\d{3}\.\d+(\.\d+)?", text.split("\n")[0])
     return match.group() if match else "0"
 
@@ -246,6 +250,7 @@ def module(kernel):
 
 def kernel_compiler():
     """Read the major version of the gcc that built the running kernel, "12"; None if unknown."""
+    # "Linux version 6.8.0-64-generic (...) (x86_64-linux-gnu-gcc-13 (Ubuntu 13.3.0-6ubuntu2) ..."
     built = re.search(r"gcc-(\d+) \(|gcc version (\d+)\.", read("/proc/version") or "")
     return built.group(1) or built.group(2) if built else None
 
@@ -270,7 +275,7 @@ def sessions():
 
 
 def processes(manager):
-    """List processes that draw on a screen, and other processes that have an NVIDIA device open.
+    """List processes that draw on a screen, other processes with an open NVIDIA device, and users.
 
     manager: the unit of the login screen, or None.
     """
@@ -283,7 +288,7 @@ def processes(manager):
         if command in DISPLAYS:
             displays.append(row)
         elif command not in SERVICES and opens(folder + "/fd", "/dev/nvidia"):
-            # "0::/system.slice/gdm.service": this process would end with the display.
+            # "0::/system.slice/gdm.service": a process of these units would end with the display.
             groups = (read(folder + "/cgroup") or "").replace("\n", "/").split("/")
             draws = set(units) & set(groups) and not opens(folder + "/fd", COMPUTES)
             (displays if draws else gpu_processes).append(row)
@@ -340,7 +345,7 @@ def main():
         "held_by_us": (read(HELD) or "").split(),
         "pending": os.path.exists("/var/lib/tandem/driver/before"),
     }
-    # archive() needs the result of packages(), and processes() that of display_manager().
+    # archive() needs the result of packages(), and processes() the result of display_manager().
     facts.update(packages(waiting))
     facts.update(display_manager())
     facts.update(processes(facts["display_manager"]))

@@ -65,13 +65,14 @@ Acquire::https::Timeout "5";
 Dir::State::Lists "%(folder)s/lists";
 Dir::Cache "%(folder)s/cache";
 """
-PYTHON = "import sys; print('%d.%d' % sys.version_info[:2])"
+PYTHON = "import sys; print('%d.%d' % sys.version_info[:2])"  # a program that prints "3.11"
 TOOLKITS = "/usr/local/cuda*"
-HOLDS = "/var/lib/tandem/driver/held"  # names of the packages that role driver holds
+HOLDS = "/var/lib/tandem/driver/held"  # packages that role driver holds, one name per line
 DISPLAY = "0x03"  # PCI class of display controllers
-NVIDIA = "10de"
+NVIDIA = "10de"  # PCI vendor
 DEVICES = "/sys/bus/pci/devices/*"
-# The decision of prime-select: on (nvidia), on-demand, or off (intel), which disables the driver.
+# The decision of prime-select on a laptop with two GPUs. The file has "on" (nvidia), "on-demand",
+# or "off" (intel), which disables the driver.
 PRIME = "/etc/prime-discrete"
 # "NVRM: Xid (PCI:0000:01:00): 79, pid=1234, GPU has fallen off the bus."
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?[0-9A-Fa-f:.]+\): (\d{1,4}),")
@@ -127,7 +128,10 @@ def system():
 
 
 def gpus():
-    """List the graphics cards, and separately the NVIDIA ones that virtual machines may take."""
+    """List the graphics cards, and separately the NVIDIA cards that virtual machines may take.
+
+    "passed_through" has the numbers of devices only: ["1e04"].
+    """
     cards, passed_through = [], []
     for folder in sorted(glob.glob(DEVICES)):
         device_class = read(folder + "/class") or ""
@@ -150,6 +154,7 @@ def driver():
     )
     # Programs load this library. Its version may differ from the module's after an upgrade without
     # a reboot. It is a link, which alternatives manage on Debian.
+    # "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.95.05"
     path = os.path.realpath("/usr/lib/%s-linux-gnu/libnvidia-ml.so.1" % platform.machine())
     library = path.split(".so.")[1] if os.path.exists(path) else None
     # An EFI variable has four bytes of attributes before its value; a BIOS has no variables.
@@ -169,14 +174,14 @@ def driver():
 def logged_xids():
     """List the numbers of NVIDIA's errors that the kernel logged since it booted."""
     journal = ["journalctl", "--dmesg", "--boot", "--no-pager", "--output=cat", "--quiet"]
-    # Without sudo, group adm may read the journal, or everybody the kernel's buffer.
+    # Without sudo, group adm may read the journal, or everybody may read the kernel's buffer.
     commands = (["sudo", "-n", *journal], journal, ["dmesg"])
     log = next(filter(None, (output(*command, seconds=60) for command in commands)), "")
     return sorted({int(number) for number in XID.findall(log)})
 
 
 def disk(folder):
-    """Measure the file system on which `folder` is or will be: bytes, inodes, read-only, device."""
+    """Measure the file system on which `folder` is or will be, as boundary/facts.py's Disk."""
     existing = os.path.abspath(folder)
     while not os.path.exists(existing):
         existing = os.path.dirname(existing)
@@ -191,7 +196,7 @@ def disk(folder):
 
 
 def mounts():
-    """List [{"path", "type"}] of /etc/fstab's network and data mounts that are not mounted."""
+    """List [{"path", "type"}] of the mounts in /etc/fstab that are not mounted, except noauto."""
     mounted = {line.split()[1] for line in (read("/proc/self/mounts") or "").splitlines()}
     expected = []
     for line in (read("/etc/fstab") or "").splitlines():
@@ -203,9 +208,12 @@ def mounts():
 
 
 def network(address):
-    """Read the facts about links, names and firewalls; address: this machine's in the inventory."""
+    """Read the facts about network interfaces, names and firewalls.
+
+    address: this machine's address in the inventory.
+    """
     links = []
-    # iproute2 4.15 prints {} for links that it omits.
+    # A link is an interface. iproute2 4.15 prints {} for links that it omits.
     for link in filter(None, json.loads(output("ip", "-j", "address") or "[]")):
         name = link["ifname"]
         base = "/sys/class/net/%s" % name
@@ -243,7 +251,7 @@ def ipv4(link):
 
 
 def address_owner(interface, address):
-    """Find the hardware address of another machine with our address; None if none answers."""
+    """Find the hardware address of another machine with our IP address; None if none answers."""
     argv = [sys.executable, "-c", PROBE, interface, address]
     return output(*argv if os.geteuid() == 0 else ["sudo", "-n", *argv]) or None
 
@@ -267,13 +275,14 @@ def reboot_waits():
 
 
 def process_with_lock(path):
-    """Find {"pid", "command"} of the process that locks a file; None if none does."""
+    """Find {"pid", "command"} of the process that locks a file; None if no process does."""
     try:
         inode = os.stat(path).st_ino
     except OSError:
         return None
     for line in (read("/proc/locks") or "").splitlines():
-        # "2: POSIX  ADVISORY  WRITE 1234 08:02:393282 0 EOF"; a waiting process has "->".
+        # "2: POSIX  ADVISORY  WRITE 1234 08:02:393282 0 EOF": 1234 is the pid, 393282 the inode. A
+        # process that waits for the lock has "->".
         match = re.search(r"(\d+) [0-9a-f]+:[0-9a-f]+:(\d+) ", line)
         if match and int(match.group(2)) == inode and "->" not in line:
             pid = match.group(1)
@@ -289,6 +298,7 @@ def settings():
     return {
         "apt_lock": process_with_lock("/var/lib/dpkg/lock-frontend")
         or process_with_lock("/var/lib/dpkg/lock"),
+        # dpkg leaves files here if it was interrupted.
         "dpkg_broken": bool(
             os.path.isdir("/var/lib/dpkg/updates") and os.listdir("/var/lib/dpkg/updates")
         ),
@@ -297,7 +307,7 @@ def settings():
         "missing_libraries": [name for name in folders if name and not os.path.isdir(name)],
         "rsync": shutil.which("rsync") is not None,
         "conda": output("/opt/tandem/conda/bin/python", "-c", PYTHON),
-        "uv": shutil.which("uv", path="/usr/local/bin:/usr/bin:/bin") is not None,  # root's
+        "uv": shutil.which("uv", path="/usr/local/bin:/usr/bin:/bin") is not None,  # root's PATH
         "missing_mounts": mounts(),
         "held_since": held_since(),
         "boot_passphrases": boot_passphrases(),
@@ -330,10 +340,10 @@ def boot_passphrases():
 
 
 def dead_sources():
-    """Ask apt for its sources that lack their suite, or that have no valid signature.
+    """Ask apt for its sources whose suite (such as buster) is missing, or has no valid signature.
 
-    Returns [{"source": "ADDRESS SUITE", "file", "unsigned"}]. "file": the file of apt's that names
-    the address; None if no file that this user can read does.
+    Returns [{"source": "ADDRESS SUITE", "file", "unsigned"}]. "file": apt's file that names the
+    address; None if no file that this user can read names it.
     """
     with tempfile.TemporaryDirectory() as folder:
         for name in ("lists/partial", "cache/archives/partial"):
@@ -342,7 +352,8 @@ def dead_sources():
         with open(settings_file, "w") as file:
             file.write(ASK_SOURCES % {"folder": folder})
         _, text = outcome("apt-get", "update", "-c", settings_file, seconds=30)
-    # If no source answers, the machine has no internet, and the errors say nothing about sources.
+    # A source that answers has a line "Get:1 http://..." or "Hit:1 ...". If no source answers, the
+    # machine has no internet, and the errors say nothing about sources.
     if not re.search(r"^(Get|Hit):", text, re.MULTILINE):
         return []
     # "E: The repository 'http://deb.debian.org/debian buster Release' no longer has a Release
@@ -351,7 +362,7 @@ def dead_sources():
     refused = (
         r"^(?:E|Error): The repository '(\S+ \S*) (?:In)?Release' (does not have|no longer has|is)"
     )
-    words_of_file = {}
+    words_of_file = {}  # {path: words, of which one may be an address}
     for path in (path for pattern in SOURCES for path in sorted(glob.glob(pattern))):
         lines = [line.split("#")[0] for line in (read(path) or "").splitlines()]
         words_of_file[path] = {word.rstrip("/") for word in " ".join(lines).split()}

@@ -3,7 +3,7 @@
 Read `decide` first; then driver_actions.py (the actions), driver_candidates.py (the drivers that
 can be installed) and driver_result.py (the outcome, and held packages). Preflight, dry-provision
 and role driver call this file, and only role driver changes the machine. Facts are PlanFacts
-(boundary/facts.py); filters for roles take Ansible's facts.
+(boundary/facts.py), but driver_plan and upgrade_plan, the filters for roles, take Ansible's facts.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ SPACE = {
     "/var/tmp": 500_000_000,  # noqa: S108 - temporary files of update-initramfs
     "/boot": 150_000_000,  # the initial RAM disk
 }
-# Packages named *nvidia* that are for containers, and stay when a driver is removed.
+# Packages with nvidia in their name that are for containers, and stay when a driver is removed.
 CONTAINERS = re.compile(r"(lib)?nvidia-(container|docker)")
 
 
@@ -55,14 +55,14 @@ class Setting:
     choices: tuple[Any, ...] = ()  # the possible values; () if any text is possible
 
 
-# The settings by their keys in the result of driver_wanted.
+# {key in the result of driver_wanted: setting}.
 SETTINGS = {
     "policy": Setting("driver_policy", "install", ("keep", "install", "upgrade")),
     "source": Setting("driver_source", "auto", ("auto", "package", "runfile")),
     "version": Setting("driver_version", "auto"),  # or a version of the table
     "runfile": Setting("driver_runfile", ""),  # a URL or path, instead of the table's installer
     "runfile_sha256": Setting("driver_runfile_sha256", ""),
-    "interrupt": Setting("allow_stop_display", False),
+    "interrupt": Setting("allow_stop_display", False),  # a reboot may end a user's session
     "hold_kernel": Setting("driver_hold_kernel", False),  # even if the next kernel gets a module
     "offline": Setting("offline", False),
 }
@@ -152,7 +152,7 @@ def _choose_action(facts, settings, stack, table):
     if settings["policy"] == "keep":
         return _keep_driver(case)
     installed = installed_driver(facts)
-    # An installation was interrupted, so the same kind is installed again, whatever is there now.
+    # An installation was interrupted, so the driver is installed again, by the kind that is there.
     if facts.pending:
         return _plan_installation(_restrict_kind(case, installed[0]) if installed else case)
     if installed is not None:
@@ -186,7 +186,8 @@ def _keep_driver(case):
             f"driver {facts.driver} is loaded, the stack needs {stack['driver']} or newer; "
             "driver_policy: keep leaves it as it is"
         )
-    # A reboot loads an upgraded driver. Only policy upgrade replaces an old driver.
+    # is_mixed: an upgrade has changed the library, and a reboot loads the module of that version.
+    # Only policy upgrade replaces an installed driver that is too old.
     installed = installed_driver(facts)
     is_old = installed is not None and stacks.version(installed[1]) < case.oldest
     is_mixed = facts.driver and facts.driver_library not in (None, facts.driver)
@@ -200,7 +201,7 @@ def _keep_driver(case):
 
 
 def installed_driver(facts):
-    """Find the installed driver: (package or runfile, version); None if there is none.
+    """Find the installed driver: ("package" or "runfile", version); None if there is none.
 
     Raises Refusal if there are two.
     """
@@ -218,7 +219,7 @@ def installed_driver(facts):
         return "runfile", facts.runfile
     if not names:
         return None
-    # Libraries of an old branch may still be installed: the one that programs load decides.
+    # Libraries of an old branch may still be installed: the library that programs load decides.
     version_packages = names + [name for name in real_packages if LIBRARIES.match(name)]
     versions = {stacks.upstream(facts.packages[name]) for name in version_packages}
     if facts.driver_library in versions:
@@ -227,7 +228,10 @@ def installed_driver(facts):
 
 
 def _choose_for_installed(case, kind, version):
-    """Choose a newer driver if policy or stack demand it; otherwise make the installed one work."""
+    """Choose a newer driver if policy or stack demand it; otherwise make the installed driver work.
+
+    kind, version: the result of installed_driver.
+    """
     facts, stack, settings = case.facts, case.stack, case.settings
     _refuse_unsupported(case, kind, version)
     if settings["source"] not in ("auto", kind):
@@ -262,7 +266,7 @@ def _plan_running_kernel(case, kind, version):
         reason = f"{reason}, and DKMS does not know it: {action.reason}"
         return dataclasses.replace(action, reason=reason)
     # If modules such as linux-modules-nvidia-570-open-6.8.0-62-generic brought the driver, the
-    # archive may have those of this kernel.
+    # archive may have such modules for the running kernel.
     for name in sorted(set(facts.packages) - set(facts.transitional)):
         signed = candidates.SIGNED.match(name)
         module = signed and f"{candidates.MODULES}{signed[1]}-{facts.kernel}"
@@ -299,7 +303,7 @@ def _refuse_unsupported(case, kind, version):
     unsupported = [row for row in case.gpus if not candidates.supports_gpus(branch, [row])]
     if not unsupported:
         return
-    # A generation has a newest branch only if NVIDIA has ended its support.
+    # A generation of GPUs has a newest branch only if newer branches do not support it.
     generation = unsupported[0]
     limit = (
         f"{generation['newest_driver']} is the last"
@@ -321,7 +325,7 @@ def _plan_newer(case, kind, version):
     except (Refusal, PlanError) as error:
         if stacks.version(version) >= case.oldest:
             return None
-        # Only a Refusal has a remedy (args[1]), after which an upgrade may need consent.
+        # Only a Refusal has a remedy (args[1]). After the remedy, an upgrade may need consent.
         consent = "" if case.settings["policy"] == "upgrade" else ", then driver_policy: upgrade"
         remedy = f"{error.args[1]}{consent}; or " if len(error.args) > 1 else ""
         raise Refusal(
@@ -371,12 +375,13 @@ def removal_command(facts, kind):
     """Write the command that removes all packages or files of a driver, and only those."""
     if kind == "runfile":
         return "sudo nvidia-uninstall"
-    # A name with a + is kept by apt-get (its manual, "install").
+    # apt-get keeps a package whose name ends with + (its manual, "install").
     containers = [f" {name}+" for name in sorted(facts.packages) if CONTAINERS.match(name)]
     return f"sudo apt-get purge '*nvidia*'{''.join(containers)}"
 
 
 def _refuse_full_disks(facts):
+    # facts.free: {folder: bytes}. A folder that the facts lack counts as free enough.
     full = [
         f"{folder} has {facts.free[folder] / 1e9:.1f} GB free, and the driver needs "
         f"{required_bytes / 1e9:.1f} GB"
@@ -390,7 +395,10 @@ def _refuse_full_disks(facts):
 
 
 def _refuse_holds(facts, upgraded):
-    """Refuse to upgrade packages that somebody other than role driver holds."""
+    """Refuse to upgrade packages that somebody other than role driver holds.
+
+    upgraded: names of installed packages.
+    """
     foreign_holds = set(facts.held) - set(facts.held_by_us)
     names = " ".join(sorted(foreign_holds & set(upgraded)))
     if names:
@@ -415,7 +423,8 @@ def _running_screen(facts):
 
 def _adapt_to_display(action, facts):
     """Adapt the action to a running display, under which only the next boot changes drivers."""
-    # apt works under a display. For NVIDIA's installer, role driver boots without the display.
+    # displays: running programs that draw; unit: the login screen that starts them. apt works under
+    # a display. For NVIDIA's installer, role driver boots without the unit.
     displays = [f"{row.command} (process {row.pid})" for row in facts.displays]
     unit = _running_screen(facts)
     if not displays and not unit:
@@ -459,6 +468,7 @@ def upgrade_plan(facts, settings, stack, table, control_id=""):
     facts = reading.known(facts)
     names, packages = driver_result.kernel_packages(facts), facts.packages
     newer = [name for name in names if facts.offered.get(name, packages[name]) != packages[name]]
+    # A kernel that waits for a reboot, or packages that would bring a newer kernel.
     kernel = facts.waiting_kernel or (f"from {', '.join(newer)}" if newer else "")
     action = plan(facts, {**settings, "policy": "upgrade"}, stack, table)
     upgrade = {"action": action.name, "reason": action.reason, "remedy": "", "kernel": bool(kernel)}
@@ -476,6 +486,7 @@ def upgrade_plan(facts, settings, stack, table, control_id=""):
             _refuse_full_disks(facts)
             _refuse_holds(facts, names)
         _refuse_processes(facts)
+        # The control node does not reboot itself, so a refused reboot does not matter there.
         refused = driver_result.reboot_refused(facts, settings)
         if refused and not (control_id and facts.machine_id == control_id):
             raise Refusal(f"{reason}, and {refused[0]}", refused[1])

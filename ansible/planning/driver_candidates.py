@@ -13,7 +13,8 @@ from boundary.facts import PlanFacts
 from . import stacks
 from .driver_actions import InstallPackages, ModuleBuild, Refusal, RunInstaller
 
-OPEN, PROPRIETARY = "open", "proprietary"
+OPEN, PROPRIETARY = "open", "proprietary"  # the kinds of kernel modules
+# A branch is the first number of a version: 570 of 570.133.07.
 # The branch from which NVIDIA recommends its open modules for Turing and newer, and from which
 # its installer has --kernel-module-type.
 OPEN_SINCE = 560
@@ -45,8 +46,8 @@ MODULES = "linux-modules-nvidia-"
 # the branch with its suffixes: "570-server-open".
 SIGNED = re.compile(r"linux-modules-nvidia-(\d+(?:-server)?(?:-open)?)-")
 SIGNED_FOR = re.compile(SIGNED.pattern + r"(\d+\.\d.*)")  # group 2: "6.8.0-64-generic"
-HEADERS = re.compile(r"linux-headers-\d")
-IMAGE = re.compile(r"linux-image-(?:unsigned-)?(\d+\.\d.*)")
+HEADERS = re.compile(r"linux-headers-\d")  # of one kernel
+IMAGE = re.compile(r"linux-image-(?:unsigned-)?(\d+\.\d.*)")  # group 1: "6.8.0-64-generic"
 # Debian names its current branch nvidia-kernel-dkms. Older branches have the name of cards for data
 # centres: nvidia-tesla-470-kernel-dkms is the last that knows Kepler. Group 1: "tesla-470-" or "".
 DEBIAN = re.compile(r"nvidia-((?:tesla-\d+-)?)(open-)?kernel-dkms$")
@@ -77,7 +78,8 @@ class Candidate:
     version: str  # the version of that package: "570.133.07-0ubuntu1"
     module: str  # OPEN or PROPRIETARY
     for_servers: bool
-    packages: tuple[str, ...]  # the packages to install; () if apt cannot install them
+    # Signed modules come first. () if apt cannot install them; may_install then returns false.
+    packages: tuple[str, ...]
 
     @property
     def branch(self):
@@ -85,12 +87,12 @@ class Candidate:
 
     @property
     def is_prebuilt(self):
-        """Return true if a package has its signed module, so that the machine builds none."""
+        """Return true if packages bring signed modules, so that the machine builds no module."""
         return self.packages[0].startswith(MODULES)
 
 
 def plan_packages(case):
-    """Plan the newest fitting branch of packages, up to the table's; None if none fits."""
+    """Plan the packages of the best driver of rank_candidates; None if no driver fits."""
     fitting = rank_candidates(case)
     if not fitting:
         return None
@@ -162,7 +164,10 @@ def list_archive_drivers(facts):
 
 
 def _debian_packages(facts, name, infix):
-    """List the packages of a driver of Debian; [] if apt cannot install them."""
+    """List the packages of a driver of Debian; [] if apt cannot install them in one version.
+
+    infix: "tesla-470-", or "".
+    """
     if name in facts.uninstallable:
         return []
     library = f"libnvidia-{infix}cuda1" if infix else "libcuda1"
@@ -178,7 +183,7 @@ def _debian_packages(facts, name, infix):
 def _ubuntu_packages(facts, name):
     """Choose the packages of a driver of Ubuntu; [] if apt cannot install any set of them."""
     # nvidia-driver has everything, nvidia-headless the module and the libraries for computing.
-    suffix = name.removeprefix("nvidia-driver-")
+    suffix = name.removeprefix("nvidia-driver-")  # "570-server-open"
     utilities = f"nvidia-utils-{suffix.removesuffix('-open')}"
     package_sets = [
         *_list_signed_sets(facts, suffix, utilities),
@@ -194,12 +199,16 @@ def _ubuntu_packages(facts, name):
 
 
 def _list_signed_sets(facts, suffix, utilities):
-    """List sets of packages that bring a driver's signed modules without a build by DKMS."""
-    # A metapackage brings the modules of its own kernel, which never starts if somebody has a newer
-    # one (mainline, xanmod). Modules without the metapackage are not enough: only the metapackage
-    # provides nvidia-dkms, on which nvidia-driver and nvidia-headless depend.
+    """List sets of packages that bring a driver and its signed modules; DKMS builds nothing.
+
+    suffix: "570-server-open", for example; utilities: the package of its programs.
+    """
+    # A metapackage brings the modules of its own kernel. That kernel never starts on a machine with
+    # a newer kernel (mainline, xanmod). Modules without the metapackage are not enough: only the
+    # metapackage provides nvidia-dkms, on which nvidia-driver and nvidia-headless depend.
     package_sets = []
     # facts.prebuilt: {"MODULES... DRIVER": modules and kernels that apt would install with them}.
+    # In reverse order, the smaller nvidia-headless-no-dkms comes before nvidia-driver.
     for joined_names, incoming in sorted(facts.prebuilt.items(), reverse=True):
         *_, driver = names = joined_names.split()
         if driver not in (f"nvidia-headless-no-dkms-{suffix}", f"nvidia-driver-{suffix}"):
@@ -213,25 +222,26 @@ def _list_signed_sets(facts, suffix, utilities):
         images = {match[1] for match in map(IMAGE.fullmatch, added) if match}
         boot_kernels = {facts.kernel, facts.waiting_kernel or facts.kernel, *images}
         if kernels & {facts.kernel, max(boot_kernels, key=_numbers)}:
+            # nvidia-driver brings the utilities itself.
             package_sets.append(names + [utilities] * ("headless" in driver))
     return package_sets
 
 
 def _numbers(kernel):
-    """Order kernels as the boot loader does; module_utils/kernels.py does the same."""
+    """Read the numbers by which the boot loader orders kernels, as module_utils/kernels.py does."""
     return [int(digits) for digits in re.findall(r"\d+", kernel)]
 
 
 def _list_built_packages(incoming):
-    """List the incoming packages whose module is built on the machine."""
+    """List the incoming packages with which the machine builds a module: dkms, nvidia-dkms-570."""
     return [name for name in incoming if "dkms" in name]
 
 
 def _refuse_unsigned(facts, drivers):
-    """Refuse to build a module if the archive has signed modules that do not fit its drivers.
+    """With Secure Boot, refuse a build if the archive's signed modules do not fit its drivers.
 
     This is the case for some days after the archive got a newer driver, until the signed modules
-    follow. drivers: names of the packages that would need a build.
+    follow. drivers: names of the packages that would need a build, such as nvidia-driver-570.
     """
     if not facts.secure_boot:
         return
@@ -268,7 +278,7 @@ def explain_no_packages(case):
         newest_first = sorted(drivers, key=lambda driver: driver.branch, reverse=True)
         clauses = (explain_kernel_limit(case, driver.version) for driver in newest_first)
         return next(filter(None, clauses), "")
-    name = max(uninstallable)
+    name = max(uninstallable)  # usually of the newest branch
     cause, remedy = uninstallable[name], ""
     # Debian's driver needs this firmware, which is in a component of its own since Debian 12.
     if "firmware-nvidia" in cause:
@@ -347,8 +357,8 @@ def _choose_installer(case):
 def _list_signing_flags(facts, version):
     """List the installer's flags to sign its module, and to load it only after a reboot.
 
-    DKMS takes over the module that the installer has built and does not sign it. So the installer
-    signs the module, with DKMS's key.
+    DKMS takes over the module that the installer has built, and DKMS does not sign this module. So
+    the installer signs the module, with DKMS's key.
 
     source: assisted_module_signing(), test_kernel_modules() and
     dkms_register_module() of nvidia-installer 590.48.01.
@@ -371,8 +381,8 @@ def _list_signing_flags(facts, version):
 
 def list_module_kinds(gpus, branch):
     """List the kinds of kernel modules that can drive all these GPUs, the recommended one first."""
-    # Open modules support Turing (75) and newer GPUs. Blackwell (100) and the newest branches have
-    # only open modules. source: the README of NVIDIA's open-gpu-kernel-modules.
+    # Open modules support Turing (sm 75) and newer GPUs. For Blackwell (sm 100), and in the newest
+    # branches, there are only open modules. source: the README of NVIDIA's open-gpu-kernel-modules.
     sms = [row["sm"] for row in gpus]
     if max(sms) >= 100 or branch >= OPEN_ONLY_SINCE:
         return (OPEN,) if min(sms) >= 75 else ()
@@ -395,7 +405,7 @@ def explain_kernel_limit(case, version, kernel=None):
     kernel, ceilings = kernel or case.facts.kernel, case.table["ceilings"]
     name = stacks.upstream(version)
     driver = stacks.version(name)
-    # A row of a branch counts from the version "since" on; the newest version comes first.
+    # A row of a branch counts from the driver "since" on; the row with the newest comes first.
     branch_rows = [row for row in ceilings if row["branch"] == driver[0]]
     branch_rows = [row for row in branch_rows if driver >= stacks.version(row["since"])]
     # A driver without a row cannot build on newer kernels than the newer branches can.
@@ -410,7 +420,8 @@ def explain_kernel_limit(case, version, kernel=None):
 def plan_module_build(case, version):
     """Plan the build of a driver's module, for the running kernel and the next boot's kernel.
 
-    Raises Refusal if packages are missing, or if the driver does not support the kernel.
+    Raises Refusal if packages are missing, if the driver does not support the kernel, or if DKMS
+    cannot sign.
     """
     facts = case.facts
     obstacle = explain_kernel_limit(case, version)
@@ -424,7 +435,7 @@ def plan_module_build(case, version):
     key = KEYS.get(facts.distribution, KEYS["debian"])[1] if facts.secure_boot else ""
     waiting = facts.waiting_kernel
     waiting_headers = bool(waiting) and _is_available(facts, f"linux-headers-{waiting}")
-    # Without headers for the running kernel, those of the next boot's kernel may do.
+    # Without headers for the running kernel, headers for the next boot's kernel may do.
     if not facts.kernel_headers and not _is_available(facts, f"linux-headers-{facts.kernel}"):
         if not waiting_headers:
             raise _headers_refusal(facts)
@@ -456,10 +467,10 @@ def _headers_refusal(facts):
 def _list_build_packages(facts, compiler, key):
     """List the packages that a build needs. Raises Refusal if the archive lacks one."""
     tools = ["dkms", "gcc", "make"] + [compiler] * bool(compiler)
-    tools += ["openssl"] * key.startswith("/var/lib/dkms/")  # openssl makes DKMS's key
+    tools += ["openssl"] * key.startswith("/var/lib/dkms/")  # DKMS makes this key with openssl
     tools += [f"linux-headers-{facts.kernel}"] * (not facts.kernel_headers)
     # With the metapackage of headers, DKMS builds for each later kernel too.
-    series = f"linux-headers-{facts.kernel_series}"
+    series = f"linux-headers-{facts.kernel_series}"  # linux-headers-generic-hwe-24.04
     tools += [series] * (series in facts.offered and series not in facts.packages)
     missing = [name for name in tools if not _is_available(facts, name)]
     if missing:

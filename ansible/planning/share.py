@@ -46,14 +46,14 @@ class Kind:
 
     server_packages: tuple[str, ...]
     service: str
-    mark: str  # a file of the server; Tandem's first line in it marks Tandem's share
+    mark: str  # a file of the server; a line "# tandem: this file is ours" marks Tandem's share
     client_packages: tuple[str, ...]
     fstype: str  # in fstab
     source: str  # the first column of fstab
-    # The options in fstab that only this kind has; its argument is that of share_options.
+    # Returns the options in fstab that only this kind has, for the `machine` of share_options.
     options: Callable[[dict[str, Any]], list[str]]
     has_password: bool
-    cannot_export: frozenset[str]  # types of file systems
+    cannot_export: frozenset[str]  # types of file systems that the server cannot share
     failures: tuple[tuple[str, str], ...]  # as FAILURES. source: mount.cifs(8) and mount.nfs(8)
 
 
@@ -66,7 +66,8 @@ def _nfs_options(machine: dict[str, Any]) -> list[str]:
 
 
 def _smb_options(machine: dict[str, Any]) -> list[str]:
-    # SMB has no Linux users, so the user who trains owns all files: "uid=1001(tandem) gid=1001...".
+    # SMB has no Linux users, so the user who trains owns all files. machine["ids"] has that user:
+    # "uid=1001(tandem) gid=1001(tandem) ...".
     uid, gid = re.findall(IDS, machine["ids"])[0]
     secret = "credentials=/etc/tandem/share.credentials"  # noqa: S105 - a path, no password
     return [secret, "vers=3.1.1", f"uid={uid}", f"gid={gid}", "file_mode=0444", "dir_mode=0555"]
@@ -80,7 +81,7 @@ KINDS = {
         mark="/etc/exports.d/tandem.exports",
         client_packages=("nfs-common",),
         fstype="nfs4",
-        source="{address}:{path}",
+        source="{address}:{path}",  # for share_source
         options=_nfs_options,
         has_password=False,
         # The kernel's NFS server needs file handles that stay valid after a restart.
@@ -136,7 +137,7 @@ def share_kind(protocol: str) -> dict[str, Any]:
 
 def share_others(protocol: str) -> dict[str, str]:
     """Return {kind: its mark} of the kinds that share_protocol does not name; of all for local."""
-    if protocol != "local":  # local names no kind, so all kinds are returned
+    if protocol != "local":  # then kind_of refuses a name that is no kind
         kind_of(protocol)
     return {name: kind.mark for name, kind in KINDS.items() if name != protocol}
 
@@ -149,7 +150,7 @@ def share_refusal(protocol: str, path: str, findmnt: str) -> str:
     systems = reading.parsed(findmnt, FileSystems, "findmnt").filesystems
     if not systems:
         raise PlanError(f"findmnt does not know the file system of {path}")
-    (disk, *_) = systems
+    (disk, *_) = systems  # findmnt lists the file system that --target is on
     if disk.fstype in NETWORKED:
         return (
             f"{path} is a share of another machine ({disk.fstype}). Make that machine "
@@ -178,7 +179,7 @@ def _no_export(protocol: str, fstype: str) -> str:
 
 
 def share_missing(path: str, lsblk: str) -> str:
-    """Report that a folder does not exist, with the disks that nobody has mounted.
+    """Report that a folder does not exist, and name the disks with data that nobody has mounted.
 
     lsblk: output of `lsblk --json --paths --output NAME,FSTYPE,LABEL,UUID,SIZE,MOUNTPOINT`.
     """
@@ -199,7 +200,9 @@ def share_missing(path: str, lsblk: str) -> str:
 def share_disk(
     disk: str, lsblk: str, has_ntfs3: bool, protocol: str, place: str, host: str
 ) -> dict[str, str]:
-    """Plan the read-only mount of a disk at `place`: {"source", "fstype", "options"}.
+    """Plan the line of fstab that mounts a disk read-only at `place`.
+
+    Returns {"source", "fstype", "options"}.
 
     disk: UUID=..., LABEL=... or a path; lsblk: see share_missing; has_ntfs3: true if the kernel has
     a driver for NTFS (Linux 5.15); protocol: share_protocol. Raises PlanError if there is nothing
@@ -265,8 +268,8 @@ def share_options(protocol: str, machine: dict[str, Any], cached: bool = False) 
     ids (output of `id` for the user who reads). cached: true if the machine caches the files on its
     disk.
     """
-    # automount: the first use mounts the share, so that no boot waits for the server. hard: a
-    # reader waits for a server that restarts instead of failing. x-tandem marks the line as
+    # automount: the first use mounts the share, so that no boot waits for the server. hard: while a
+    # server restarts, a reader waits and does not fail. x-tandem marks the line as
     # Tandem's; mount(8) ignores such words.
     common = ["ro", *NO_POWERS, "hard", "_netdev", "nofail", "x-tandem"]
     common += ["x-systemd.automount", "x-systemd.mount-timeout=20"]
@@ -275,10 +278,10 @@ def share_options(protocol: str, machine: dict[str, Any], cached: bool = False) 
     return ",".join([*common, *cache, *kind_of(protocol).options(machine)])
 
 
-# cachefilesd has no setting for the size of the cache, but percentages of free disk: below bstop
-# it stores nothing more, and below bcull it deletes the oldest files until brun is reached. CULLING
-# has the percentages to add to bstop. The largest comes first, since the kernel checks each line
-# against its present limits (7, 5 and 1 % at first).
+# cachefilesd has no setting for the size of the cache, but limits in percent of the disk's bytes
+# that are free: below bstop it stores nothing more. Below bcull it deletes the oldest files until
+# brun is reached. CULLING has the percentages to add to bstop. The largest comes first, since the
+# kernel checks each line of the settings against its present limits (7, 5 and 1 % at first).
 CULLING = {"brun": 4, "bcull": 2, "bstop": 0}
 LEAST_FREE = 8  # percent of the disk that stay free for other programs
 
@@ -299,7 +302,7 @@ def share_cache(limit_gb: float, disk: str, present: str, has_module: bool) -> d
     fstype, total, free = match[1], int(match[2]), int(match[3])
     if fstype not in CACHES:
         return {"refusal": f"/var/cache is on {fstype}, not on ext4 or xfs", "limits": {}}
-    # The present cache's bytes count as free.
+    # The bytes of an existing cache count as free.
     present_bytes = re.match(r"\d+", present)
     free += int(present_bytes[0]) if present_bytes else 0
     # With a full cache of limit_gb, this percentage of the disk is still free.
@@ -317,7 +320,7 @@ def share_cache(limit_gb: float, disk: str, present: str, has_module: bool) -> d
 
 def share_unit(path: str) -> str:
     """Return systemd's name of a mount point, without .mount, as systemd-escape(1) makes it."""
-    name = ""
+    name = ""  # "/srv/my-data" becomes "srv-my\x2ddata"
     for number, byte in enumerate(path.strip("/").encode()):
         letter = chr(byte)
         plain = re.fullmatch(r"[A-Za-z0-9:_.]", letter) and (letter != "." or number)
@@ -328,14 +331,15 @@ def share_unit(path: str) -> str:
 def share_loss(listing: str, server_listing: str, host: str, server: str) -> str:
     """Describe the first data set that differs between a client and its server; "" if none does.
 
-    listing, server_listing: outputs of contract/layout.py on the client, and on the server.
+    listing, server_listing: outputs of contract/layout.py on the client, and on the server:
+    {data set: {"train", "val": {"images", "classes", "sha256"}}, or an error}.
     """
     label = "the listing of data sets"
     client_sets = reading.parsed(listing, Any, label)
     server_sets = reading.parsed(server_listing, Any, label)
 
     def amount(listings: Any, split: str) -> str:
-        if not isinstance(listings, dict):  # an error that layout.py printed
+        if not isinstance(listings, dict):  # an error that layout.py printed, or None
             return str(listings or "nothing")
         row = listings[split]
         return f"{row['images']} images in {row['classes']} classes ({row['sha256'][:8]})"

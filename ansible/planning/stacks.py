@@ -2,7 +2,8 @@
 
 Role preflight, dry-provision and `make check` call `resolve`, which chooses one stack for the whole
 cluster. driver.py and toolkit.py then plan single machines. In this file a machine is its PlanFacts
-(boundary/facts.py); `resolve` and `expected` also take Ansible's facts.
+(boundary/facts.py); `resolve` and `expected` also take Ansible's facts. `table` is "stacks" of
+stacks.yml; a generation is a row of its table of GPUs, and `sm` a compute capability: 86 is 8.6.
 """
 
 import re
@@ -68,14 +69,14 @@ def known_gpus(machine, table):
 
 def participating_gpus(machine, table):
     """List [(device, generation or None)] of the participating NVIDIA GPUs, ordered by slot."""
-    # GPUs that can only draw do not participate. gpus_counted is None for all remaining GPUs.
+    # GPUs that can only draw do not participate. Of the rest, the first gpus_counted do.
     display_gpus = gpus_without_code(machine, table)
     usable_gpus = [pair for pair in _find_rows(machine, table) if pair not in display_gpus]
     return usable_gpus[: machine.gpus_counted]
 
 
 def gpus_without_code(machine, table):
-    """List [(device, generation)] of the NVIDIA GPUs without code in any stack: a GT 710."""
+    """List [(device, generation)] of NVIDIA GPUs for which no stack has code, such as a GT 710."""
     rows = _find_rows(machine, table)
     return [(device, row) for device, row in rows if row and is_display_only(row, table)]
 
@@ -129,7 +130,7 @@ def lowest(table):
 
 
 def _leave_card_out(stack):
-    """Name the two settings that lift a refusal because of a card."""
+    """Name two settings, each of which lifts a refusal because of a card."""
     return (
         "set gpus= in the machine's line of inventory.ini to the number of cards that runs may use "
         f"(0: the machine trains on its CPU); or set stack: {stack}"
@@ -142,7 +143,7 @@ def python_for(stack, machine, manager):
     stack: a row of stacks.yml with "name"; manager: the setting env_manager.
     """
     system_python = ".".join(machine.python.split(".")[:2])  # "3.10.12" -> "3.10"
-    # conda only if the machine's own Python does not fit.
+    # auto chooses conda only if the machine's own Python does not fit.
     if manager in ("auto", "", None):
         manager = "venv" if system_python in stack["python"] else "conda"
     if manager == "conda" and machine.arch != "x86_64":
@@ -196,7 +197,7 @@ def candidates(machines, table):
 
     A stack that the installed drivers run comes before one that needs a newer driver.
     """
-    # An old stack does not know new GPUs, so the newest GPU decides.
+    # An old stack does not know new GPUs, so the newest GPU decides. sm_max None: any GPU.
     newest = max(row["sm"] for machine in machines for _, row in known_gpus(machine, table))
     rules = [rule for rule in table["auto"] if newest <= (rule["sm_max"] or newest)]
     names = [rule["stack"] for rule in rules]
@@ -218,7 +219,7 @@ def _driver_effort(machine, oldest):
     if not present or version(present) >= oldest:
         return 0
     if not any(PACKAGED.match(name) for name in machine.packages):
-        return 1
+        return 1  # NVIDIA's installer installed the driver, and can install a newer driver
     # Without driver_facts machine.offered is empty. Then the archive counts as new enough.
     transitional = machine.offered_transitional
     offered = [version(upstream(newest)) for name, newest in machine.offered.items()
@@ -256,8 +257,9 @@ def resolve(machines, setting, table, members=(), decision=None):
     before. Raises PlanError with every obstacle and the nearest stack.
     """
     machines = [reading.known(machine) for machine in machines]
-    # An earlier decision stays. Otherwise one new machine could change the stack of the cluster.
+    # An earlier decision stays. Otherwise a new machine could change the stack of all machines.
     decision = decision if setting == "auto" else None
+    # Both the setting and the decided stack must be in the table.
     for name in (setting, decision["stack"] if decision else setting):
         if name != "auto" and name not in table["rows"]:
             raise PlanError(
@@ -277,7 +279,7 @@ def resolve(machines, setting, table, members=(), decision=None):
 
 
 def expected(machines, setting, table, members=(), decision=None):
-    """Predict the stack that `resolve` will choose, to judge one machine by it.
+    """Predict the name of the stack that `resolve` will choose, to judge one machine by it.
 
     Returns `setting` if a stack is named or was decided, or if `auto` cannot decide yet.
     """
@@ -294,7 +296,7 @@ def _decide(machines, members, table):
 
     Raises PlanError if no stack fits, or if GPUs of machines are unknown.
     """
-    # The decision counts for later machines too, so no card may be overlooked today.
+    # The decision also counts for machines of later days, so no card may be overlooked today.
     for machine in machines:
         hidden = hidden_gpu(machine)
         if hidden:
@@ -338,6 +340,7 @@ def _decide(machines, members, table):
         raise PlanError(f"no stack fits all machines. {sentences}{remedy}")
     hosts_without_gpu = [machine.host for machine in machines if machine not in with_cards]
     reason = "the first stack of `auto` in ansible/stacks.yml that every card supports"
+    # `candidates` puts a stack first that needs no other driver, even against the order of `auto`.
     if fitting[0] != min(fitting, key=[rule["stack"] for rule in table["auto"]].index):
         reason += " and that the installed drivers support"
     note = f"; no NVIDIA GPU in {', '.join(hosts_without_gpu)}" if hosts_without_gpu else ""
@@ -345,7 +348,10 @@ def _decide(machines, members, table):
 
 
 def _refuse_impossible(name, machines, table, state):
-    """Raise PlanError with all obstacles to a stack, if it has any; state: "is impossible"."""
+    """Raise PlanError with all obstacles to a stack, if it has any.
+
+    state: the predicate of the message, such as "is impossible".
+    """
     sentences = _all_obstacles(name, machines, table)
     if not sentences:
         return
@@ -361,7 +367,7 @@ def _refuse_impossible(name, machines, table, state):
 
 
 def resolve_driver(machine, stack, table, setting="auto"):
-    """Choose the driver row for a machine's GPUs, kernel and stack; None: it needs no driver.
+    """Choose the row of `drivers` for a machine's GPUs, kernel and stack; None: it needs none.
 
     setting: "auto" (the newest driver that fits), or a version in the table. Raises PlanError if no
     driver fits.
@@ -393,6 +399,7 @@ def resolve_driver(machine, stack, table, setting="auto"):
 
 def for_compiler(machine, table):
     """Find the newest stack that a machine can run and whose nvcc accepts its gcc, or None."""
+    # The newest stack comes first in the table.
     gcc = version(machine.gcc)[0]
     fitting = (
         name

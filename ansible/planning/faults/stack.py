@@ -1,7 +1,8 @@
 """Check GPUs, their driver, the stack, and the requirements of the Python environment.
 
-Each check yields (fault, cause, remedy) for every finding; preflight.findings calls the CHECKS. The
-checks predict what the roles will do by calling the same functions of planning/.
+Each check yields (fault, cause, remedy) for every finding; preflight.findings calls the CHECKS, and
+describes `question`, the settings. The checks predict what the roles will do by calling the same
+functions of planning/.
 """
 
 import datetime
@@ -16,7 +17,7 @@ from .. import driver_candidates as candidates
 TABLE_DAYS = 180
 # Days after which a held kernel is a finding.
 HELD_DAYS = 90
-# Xid errors that programs cause, by NVIDIA's list ("XID Errors"); 45 follows a killed program.
+# Numbers of errors that programs cause, by NVIDIA's list "XID Errors"; 45 follows a killed program.
 PROGRAM_XIDS = {13, 31, 43, 45}
 XID_MEANINGS = {
     48: "an error in its memory that could not be corrected",
@@ -54,7 +55,7 @@ def check_driver(facts, question):
     """Find a missing, unsuitable or half-updated driver of participating GPUs."""
     if not stacks.participating_gpus(facts, question["table"]):
         return
-    # The machine's clock may be wrong, but check_clock reports that.
+    # The machine's clock may be wrong, but check_clock reports a wrong clock. age: days.
     looked_up = datetime.date.fromisoformat(question["table"]["looked_up"])
     age = int(facts.clock / 86400) - (looked_up - datetime.date(1970, 1, 1)).days
     if age > TABLE_DAYS and not facts.driver_kept:
@@ -98,7 +99,7 @@ def check_driver(facts, question):
                 "nvidia)",
             ),
         )
-    # Only machines with a GPU report waiting_module. The condition above excludes the rest.
+    # Only machines with a GPU report waiting_module; the first condition excludes other machines.
     if facts.driver and facts.waiting_kernel and not facts.waiting_module:
         yield (
             "kernel_module",
@@ -125,7 +126,8 @@ def check_branch_end(facts, question):
     if not facts.driver or not stacks.participating_gpus(facts, table):
         return
     branch = stacks.version(facts.driver)[0]
-    # Ends are months, "2026-08". All branches before ended_before have ended.
+    # Ends are months, "2026-08". A branch without an end is unknown from ended_before on, and has
+    # ended before.
     ends = table["branch_ends"].get(branch)
     month = datetime.datetime.fromtimestamp(facts.clock, datetime.timezone.utc).strftime("%Y-%m")
     if ends is None and branch >= table["ended_before"]:
@@ -195,15 +197,17 @@ def check_stack(facts, question):
 
 
 def predict_driver_refusal(facts, stack, question):
-    """Predict a refusal of role driver, by its own decision: (cause, remedy), or None."""
+    """Predict a refusal of role driver, by its own function: (cause, remedy), or None."""
     settings = question["driver"]
     if not stack["cuda"] or not stacks.known_gpus(facts, question["table"]):
         return None
-    # Without package lists, or with packages from the bundle, apt's candidates are unknown yet.
+    # If apt has no package lists yet, or if packages come from the bundle, it is unknown which
+    # packages apt could install.
     listed = facts.offered.keys() - facts.packages.keys()
     if facts.driver_kept or settings["offline"] or not listed:
         return None
-    # old_driver_finding asks for consent to an upgrade, check_packages reports broken packages.
+    # Two refusals do not count here: old_driver_finding asks for consent to an upgrade, and
+    # check_packages reports broken packages.
     if is_driver_old(facts, stack, question["table"]):
         settings = {**settings, "policy": "upgrade"}
     try:
@@ -214,7 +218,7 @@ def predict_driver_refusal(facts, stack, question):
 
 
 def is_driver_old(facts, stack, table):
-    """Return true if the loaded driver is older than the GPUs' stack needs."""
+    """Return true if GPUs participate, and the loaded driver is older than the stack needs."""
     stack_driver = stack["cuda"] and facts.driver and stacks.known_gpus(facts, table)
     return bool(stack_driver) and stacks.version(facts.driver) < stacks.version(stack["driver"])
 
@@ -282,7 +286,7 @@ def check_environment(facts, manager, python, question):
             f"set conda_installer to one that has Python {python}, type on the machine: sudo rm -r "
             "/opt/tandem/conda; then make bundle and make provision",
         )
-    # Role python_env runs uv as root, whose PATH has no ~/.local/bin of a user.
+    # Role python_env runs uv as root. The PATH of root has no ~/.local/bin of a user.
     if manager == "uv" and not facts.uv:
         yield (
             "uv",
