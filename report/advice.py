@@ -493,7 +493,7 @@ def advise_on_share(case: Case) -> list[Remedy]:
         f"set {CACHE} in group_vars/all.yml: each machine then reads each {step.sample} from "
         "the share only once"
     )
-    remedies = [shrink_images(f"{cache} ({image_words})", 0)]
+    remedies = [shrink_images(cache, 0)]
     # Images that are small already would not shrink.
     if case.is_large and reading.image_bytes > SHRUNK:
         change = f"{case.small_copy}, {size(SHRUNK)} each ({image_words})"

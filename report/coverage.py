@@ -25,7 +25,7 @@ NETWORK, LINKS = "network", "links"  # a card's counters; the traffic to each pe
 # The words for a cause in a sentence; {} is the word for samples.
 NAMES = {
     **WORDS, "network": "the network", "slow_link": "the slow link of one machine",
-    "data_disk": "a slow disk", "data_share": "a slow share", "data_decode": "slow loaders of {}",
+    "data_disk": "a slow disk", "data_share": "a slow share", "data_decode": "slow loading of {}",
     "cpu_contention": "other programs on the processors of one machine", "compute": "computing",
     "cpu_oversubscribed": "too few processors",
 }  # fmt: skip

@@ -40,7 +40,7 @@ def basis_on_paper(gpu: str, model: str, precision: str | None) -> Basis:
     used_precision = published_speeds.best_precision(gpu) if automatic else str(precision)
     speed, source = published_speeds.images_per_second(gpu, model, used_precision)
     step = published_speeds.paper_step(gpu, model, used_precision)
-    about = (f"One {gpu}, not measured: {speed:.0f} images/s, {source}.",)
+    about = (f"One {gpu}: {speed:.0f} images/s, {source}. Nobody measured it on your PCs.",)
     batch = published_speeds.BATCH
     # Images have 224 pixels. The number of images is unknown (None); evaluation counts as 0 s.
     return Basis(f"{gpu} on paper", model, 224, batch, (step,), None, 0.0, used_precision, about)

@@ -129,7 +129,7 @@ def images_per_second(gpu: str, model: str, precision: str) -> tuple[float, str]
     published = speeds.half if half else speeds.fp32
     if published is not None:
         # All speeds in 16 bits are from PYTORCH, whatever the source of fp32.
-        speed, source = published, f"published at {PYTORCH if half else speeds.source}"
+        speed, source = published, f"published in {PYTORCH if half else speeds.source}"
     # GPUs before Volta gain little from 16 bits, by an amount that the formula does not know.
     elif half and generation(name) < precisions.VOLTA:
         raise UserError(f"--gpu {gpu}: its speed with 16 bits is unknown: omit PRECISION.")

@@ -128,12 +128,12 @@ def share_words(step: Step, value: float) -> str:
 
 
 def step_words(step: Step) -> str:
-    """Write the mean step: `1.33 s a step and 12 ms of saving and 5 ms between epochs`."""
+    """Write the mean step: `1.33 s a step, plus 12 ms for saving, plus 5 ms between epochs`."""
     saving = between = ""
     if step.checkpoint >= LEAST_SHOWN_SECONDS:
-        saving = f" and {seconds(step.checkpoint)} of saving"
+        saving = f", plus {seconds(step.checkpoint)} for saving"
     if step.between >= LEAST_SHOWN_SECONDS:
-        between = f" and {seconds(step.between)} between epochs"
+        between = f", plus {seconds(step.between)} between epochs"
     return f"{seconds(step.seconds)} a step{saving}{between}"
 
 

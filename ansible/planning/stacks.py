@@ -94,9 +94,10 @@ def hidden_gpu(machine):
         return None
     if machine.passed_through:
         return (
-            f"vfio-pci reserves its NVIDIA card {machine.passed_through[0]} for virtual machines",
-            "remove the card's number from vfio-pci's option ids (in /etc/modprobe.d or on "
-            "the kernel's command line), then reboot the machine",
+            f"vfio-pci reserves its NVIDIA card (PCI ID 10de:{machine.passed_through[0]}) for "
+            "virtual machines",
+            "delete that ID from the ids= option of vfio-pci (in /etc/modprobe.d or on the "
+            "kernel's command line), then reboot the machine",
         )
     # The machine has a driver but no GPU: somebody has removed the card, or the card has failed.
     version = machine.driver or machine.module

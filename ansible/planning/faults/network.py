@@ -111,8 +111,9 @@ def check_link(facts, question):
             f"it reaches the other PCs through {link.name}, a VPN: training traffic is "
             "encrypted, and only as fast as the VPN",
             "in inventory.ini, set ansible_host of every PC to its address in the local network, "
-            f"which {f'is {local} on this PC' if local else 'ip -brief address shows on that PC'}; "
-            "then type make bootstrap",
+            "which "
+            f"{f'is {local} on this PC' if local else '`ip -brief address` shows on that PC'}; "
+            "then type `make bootstrap`",
         )
         return  # MTU and speed below would be those of the VPN
     if link.wireless:

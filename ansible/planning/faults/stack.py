@@ -72,8 +72,8 @@ def check_driver(facts, question):
             _word_remedy(
                 facts,
                 "make provision installs the driver, and prints how to enrol its key if necessary",
-                "install a signed driver on that machine, or enrol the key of its module "
-                "(mokutil --import)",
+                "install a signed driver on that machine, or enrol the key that signed the "
+                "driver's module (mokutil --import)",
             )
             if candidates.dkms_can_sign(facts)
             else "switch Secure Boot off in the firmware's setup",
@@ -173,7 +173,7 @@ def _word_remedy(facts, by_role, by_hand):
         return by_role
     if facts.arch != "x86_64":
         return by_hand
-    return f"{by_hand}; or set driver_policy: install (it is keep now), and {by_role}"
+    return f"{by_hand}; or change driver_policy from keep to install: {by_role}"
 
 
 def check_stack(facts, question):
