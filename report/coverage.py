@@ -169,8 +169,11 @@ def add_basis(
     if rival:
         names = " or ".join(NAMES[name].format(step.samples) for name in (cause, rival["cause"]))
         share = "" if fraction is None else f", {percent(fraction)} of training time"
-        signal = f"the {rival['signal']} of {rank_words(rival['ranks'], step.world)}"
-        headline = f"Either {names} is the bottleneck{share}: {signal} was not measured."
+        ranks = rank_words(rival["ranks"], step.world)
+        headline = (
+            f"Either {names} is the bottleneck{share}: nobody measured the {rival['signal']} of "
+            f"{ranks}."
+        )
         because = (f"To tell them apart: {rival['remedy']}.", *because)
     # Every verdict uses these two signals, and some causes need more. No rule uses a GPU's figures.
     used = {STEPS, PROCESSORS}

@@ -17,6 +17,10 @@ gc.disable()
 # One thread a process: test machines have few cores, and thread counts change the bits.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Tests count modes, and dpkg-deb refuses folders that others cannot read. Tests of other umasks set
+# their own.
+os.umask(0o022)
+
 # Ranks of these tests share a machine, and NCCL refuses two on one GPU: only tests/gpu is about
 # GPUs, and takes them by CUDA_VISIBLE_DEVICES as they were.
 os.environ.setdefault("TANDEM_TEST_CARDS", os.environ.get("CUDA_VISIBLE_DEVICES", "0,1"))

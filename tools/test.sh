@@ -78,7 +78,11 @@ if [ "$tier" = test ]; then
     tools/lint.sh && failed=0 || failed=$?
     wait $gpus || failed=$?
     cat "$log"
-    if [ $failed != 0 ]; then exit $failed; fi
+    if [ $failed != 0 ]; then
+        # The tests' lines may have scrolled those of the linters away.
+        echo "tandem: a linter, or a test of what GPUs are to do, failed: its lines are above" >&2
+        exit $failed
+    fi
     run_tests "training" -m "not long" --numprocesses=2 --dist=loadscope tests/train
     # The unit tests come last, so that the list of skipped tests is at the end. Some tests wait for guards or ranks, so
     # there is one process more than cores. worksteal keeps neighbours in one process, which makes shared fixtures once.

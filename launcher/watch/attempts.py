@@ -242,7 +242,10 @@ def exit_code(outcome: Outcome, is_complete: bool = True) -> int:
 
 def cannot_go_on() -> str:
     """Explain that a script cannot be resumed without RESUME_ARGS."""
-    return "this run cannot be resumed without RESUME_ARGS= (docs/own-script.md): start a new run"
+    return (
+        "to continue this run, type `make train RESUME=` with its name, and RESUME_ARGS= with the "
+        "arguments by which the script loads a checkpoint (docs/own-script.md)"
+    )
 
 
 def how_to_resume(run: str, saved: bool, cause: Failure | None) -> str:

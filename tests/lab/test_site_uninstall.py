@@ -13,7 +13,7 @@ def test_the_disk_is_as_it_was(pair, tmp_path):
     before = {node: changed_files(pair, node) for node in (1, 2)}
     inventory = write_inventory(tmp_path, HOSTS)
     words = ["--inventory", inventory]
-    play(pair, write_play(tmp_path, ["network", "firewall"]), *words,
+    play(pair, write_play(tmp_path, ["network", "identity", "firewall"]), *words,
          "-e", "network_update_inventory=true")  # fmt: skip
     assert changed_files(pair, 1) != before[1]
     play(pair, "ansible/playbooks/uninstall.yml", *words)

@@ -196,6 +196,7 @@ def repository(mine, monkeypatch):
 
 def belongs_to_somebody_else(_git, monkeypatch):
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own tests have this
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)  # the user's may trust all folders
 
 
 def is_damaged(git, _monkeypatch):

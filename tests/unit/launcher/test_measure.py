@@ -190,6 +190,6 @@ def test_noise_is_for_a_model_that_was_named_without_images(monkeypatch, words, 
 def test_on_paper_no_machine_is_asked_for(capsys, monkeypatch):
     monkeypatch.setattr(measure, "plan", None)
     assert cli.main(["plan", "--gpu", "2080ti", "--model", "resnet50", "--nodes", "2"]) == 0
-    assert "One 2080ti, not measured" in capsys.readouterr().out
+    assert "One 2080ti: 526 images/s" in capsys.readouterr().out
     assert cli.main(["plan", "--gpu", "voodoo2"]) == 2
     assert "voodoo2: Tandem knows" in capsys.readouterr().err

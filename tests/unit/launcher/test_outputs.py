@@ -102,6 +102,7 @@ def laid_out(sent, there, version="v1", outputs=()):
     said, own = [], Path(there["node1"]).parent / version / "own"
     for name, text in sent.items():
         (own / name).parent.mkdir(parents=True, exist_ok=True)
+        (own / name).unlink(missing_ok=True)  # read-only since the last call
         (own / name).write_text(text)
         (own / name).chmod(0o444)
     machines = SimpleNamespace(nodes={one.name: LocalNode(one) for one in HOSTS.values()})
