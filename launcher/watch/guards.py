@@ -144,8 +144,11 @@ def make_task(plan: Plan, node: NodePlan) -> dict[str, Any]:
     # The guard reports a rank that has connected to none of the peers' addresses. Ranks on the same
     # machine may connect over its loopback.
     loopback = ["127.0.0.1", "::1"] if len(node.ranks) > 1 else []
-    peers = [*dict.fromkeys(peer.address for peer in plan.nodes), *loopback]
-    if plan.world_size == 1:  # a single rank connects to nobody
+    # In a measurement each node trains alone (measure.separate_nodes), and has a rank 0 of its own.
+    is_separate = sum(0 in other.ranks for other in plan.nodes) > 1
+    members = [node] if is_separate else plan.nodes
+    peers = [*dict.fromkeys(member.address for member in members), *loopback]
+    if sum(len(member.ranks) for member in members) == 1:  # a single rank connects to nobody
         peers = []
     # argv and env must be exactly those that a dry run prints (plan.render).
     return {

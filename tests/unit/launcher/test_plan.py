@@ -6,6 +6,7 @@ import pytest
 
 from contract.errors import UserError
 from contract.options import Config
+from launcher import measure
 from launcher.look import OpenMachines
 from launcher.plan import plan
 from launcher.plan import plan as making
@@ -126,6 +127,14 @@ def test_dry_run_shows_the_very_bytes_that_are_sent():
         variables = dict(word.split("=", 1) for word in words[4 : 4 + len(sent["env"])])
         assert variables == sent["env"]
         assert words[4 + len(sent["env"]) :] == sent["argv"]
+
+
+def test_the_ranks_of_a_measurement_have_no_peers_to_meet():
+    hosts, found = [host(1), host(2)], {"node1": facts(1), "node2": facts(2)}
+    made = build(hosts, [*found.values()])
+    assert len(make_task(made, made.nodes[0])["peers"]) == 2
+    alone = measure.separate_nodes(made, found, {})
+    assert [make_task(alone, node)["peers"] for node in alone.nodes] == [[], []]
 
 
 def test_only_rank_0_shows_a_bar_as_wide_as_the_terminal_leaves():
