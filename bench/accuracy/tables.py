@@ -25,6 +25,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT), str(HERE)]
 
+import adamw  # noqa: E402
 import study  # noqa: E402
 import text  # noqa: E402
 from study import ALONE, interval  # noqa: E402
@@ -75,6 +76,22 @@ def prices_with(lines: list[dict], optimizer: str, task: int) -> dict[str, dict]
     """Of runs of the usual length."""
     found = runs_with(lines, optimizer, task=task)
     return {spec: price(found, spec) for spec in measured(found)}
+
+
+def adam_prices(lines: list[dict], task: int) -> dict[str, dict]:
+    """The cost of AdamW's codes at the task's tuned rate, in pairs with the mean of both exact arms
+    (PROTOCOL.md, "The label"). Runs at other rates give no label."""
+    results = study.results(lines)
+    rate = adamw.tune(results, task).rate
+    if rate is None:
+        return {}
+    exact = adamw.baseline(results, task, rate).accuracies
+    arm = adamw.CODED[0]
+    coded = adamw.accuracies_of(results, arm, task, rate)
+    pairs = [coded[seed] - exact[seed] for seed in sorted(coded.keys() & exact.keys())]
+    mean, low, high = (round(value, 3) for value in interval(pairs))
+    cost = {"seeds": len(pairs), "difference": mean, "low": low, "high": high, "samples": None}
+    return {arm.sync: cost}
 
 
 def runs_with(
@@ -291,7 +308,7 @@ def adam_table(told: dict) -> list[str]:
         "| language model: loss |",
         "|---|---|---|---|---|---|---|",
     ]
-    for spec in dict.fromkeys([*told["adam"], *told["text"]]):
+    for spec in told["adam"]:
         one, more = prices.AccuracyCost(**told["adam"].get(spec, {})), told["text"].get(spec)
         ends = f"{signed(one.low)} to {signed(one.high)}" if one.seeds > 1 else "-"
         loss = "-" if more is None else f"{more:+.1f} %"
@@ -455,8 +472,8 @@ def whole(lines: list[dict]) -> dict:
     """prices.json."""
     parts = {
         "fonts": prices_with(lines, "sgd", study.FONTS),
-        "adam": prices_with(lines, "adamw", study.GLYPHS),
-        "adam_fonts": prices_with(lines, "adamw", study.FONTS),
+        "adam": adam_prices(lines, study.GLYPHS),
+        "adam_fonts": adam_prices(lines, study.FONTS),
     }
     return {**document(runs(lines)), **parts, "text": of_text(text.known(text.LINES))}
 
