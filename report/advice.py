@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 from boundary.run_files import RankStart
 from contract import prices, strategies, verbs
@@ -48,8 +49,9 @@ class Situation:
     loader: float
     network: float
     peers: float
+    # Seconds of saving, and of one rank's work between epochs; 0 if below MIN_EXTRA_SHARE.
     saving: float
-    rank_work: float  # of one rank between epochs
+    rank_work: float
 
     @property
     def seconds(self) -> float:
@@ -85,9 +87,11 @@ class Remedy:
 class Advice:
     """The remedies, free ones first and the largest gain first."""
 
-    images_per_second: float  # of the run, by the same model
+    # The run's speed by the model of Situation, so that its errors cancel out in a remedy's gain.
+    images_per_second: float
     remedies: tuple[Remedy, ...] = ()
-    counted: tuple[str, ...] = ()  # names of the time that the model counts besides steps
+    # `saving` and `work between epochs`, if the model counts them besides the step itself.
+    counted: tuple[str, ...] = ()
     combined: Remedy | None = None  # the best free remedy of each part, all at once
 
 
@@ -130,14 +134,21 @@ class Case:
 
 
 Adviser = Callable[[Case], "list[Remedy]"]
-ADVISERS: list[tuple[Adviser, bool]] = []  # with True if the adviser needs several machines
+
+
+class RegisteredAdviser(NamedTuple):
+    advise_on: Adviser
+    several_machines: bool  # True if its remedies make sense only for several machines
+
+
+ADVISERS: list[RegisteredAdviser] = []
 
 
 def adviser(several_machines: bool) -> Callable[[Adviser], Adviser]:
     """Register a function that returns remedies, or [] if its remedies do not fit the case."""
 
     def register(advise_on: Adviser) -> Adviser:
-        ADVISERS.append((advise_on, several_machines))
+        ADVISERS.append(RegisteredAdviser(advise_on, several_machines))
         return advise_on
 
     return register
@@ -173,9 +184,9 @@ def advise(
     is_cluster = step.world > 1 and not step.shared_machine
     remedies = [
         remedy
-        for advise_on, several_machines in ADVISERS
-        if is_cluster or not several_machines
-        for remedy in advise_on(case)
+        for registered in ADVISERS
+        if is_cluster or not registered.several_machines
+        for remedy in registered.advise_on(case)
         if remedy.predicted > MIN_GAIN * situation.images_per_second
     ]
     if not step.program.adjustable:
@@ -195,6 +206,7 @@ def advise(
 def combine_remedies(remedies: list[Remedy], situation: Situation) -> Remedy | None:
     """Combine the best free remedy of each part of the step. Return None if the combination gains
     little over its best remedy. `remedies` are sorted by their gain."""
+    # Two remedies of one part would both shorten the same seconds.
     best_indices: dict[str, int] = {}  # by part
     for index, remedy in enumerate(remedies):
         if remedy.apply is not None and not remedy.money:
@@ -203,7 +215,7 @@ def combine_remedies(remedies: list[Remedy], situation: Situation) -> Remedy | N
     words: dict[str, object] = {}
     args: tuple[str, ...] = ()
     for remedy in chosen:
-        assert remedy.apply is not None
+        assert remedy.apply is not None  # because of the loop above
         situation = remedy.apply(situation)
         words.update(remedy.words)
         args += remedy.args
@@ -341,7 +353,7 @@ def advise_fewer_machines(case: Case) -> list[Remedy]:
         world = max(1, round(step.world * nodes / step.nodes))
         wait = calibrate(step, step.wait(step.strategy, nodes, step.rate)) if nodes > 1 else 0.0
         images = case.situation.images * world / step.world
-        # The prediction assumes equally fast machines, which do not wait for each other.
+        # The remaining machines are taken to be equally fast, so they do not wait for each other.
         fewer = replace(case.situation, images=images, network=wait, peers=0.0)
         speeds[nodes] = fewer.images_per_second
     if not speeds:
@@ -396,19 +408,19 @@ def advise_balance(case: Case) -> list[Remedy]:
     step, speeds = case.step, machine_speeds(case.step)
     # These causes may be gone in the next run, and then the measured speeds are wrong.
     may_pass = case.cause in ("cpu_contention", "rank_work") or case.cause.startswith("data")
-    if (
-        not step.program.adjustable
-        or may_pass
-        or not len(speeds) == step.nodes > 1
-        # Without weights the speeds are nearly equal.
-        or not weights_of(list(speeds.values()))
-    ):
+    # A share needs the speed of every machine.
+    is_measured = len(speeds) == step.nodes and step.nodes > 1
+    if not step.program.adjustable or may_pass or not is_measured:
+        return []
+    # Without weights the speeds are nearly equal.
+    if not weights_of(list(speeds.values())):
         return []
     change, words = "BALANCE=auto", {"BALANCE": "auto"}
+    # A run with BALANCE=auto could not know these speeds at its start, but the next run does.
     if case.options and case.options.get("balance", "auto") == "auto":
-        # This run could not know these speeds at its start, but the next run does.
         change, words = "start the run again", {}
     change += f": each machine gets {step.samples} in proportion to its speed in this run"
+    # With such shares all machines finish a step at the same time.
     work = case.situation.images / sum(speeds.values())
     balanced = set_seconds(work=work, data=0.0, loader=0.0, peers=0.0)
     return [case.propose(change, "peers", balanced, words=dict(words))]
@@ -435,6 +447,7 @@ def advise_on_loading(case: Case) -> list[Remedy]:
 
 
 def speed_up_loader(factor: float) -> Change:
+    """Return a change after which the loader needs 1 / `factor` of its time."""
     return lambda situation: replace(situation, loader=situation.loader / factor)
 
 
@@ -525,7 +538,8 @@ def advise_on_saving(case: Case) -> list[Remedy]:
         if interval and "checkpoint_every" in options:
             # A stall of the trainer copies the state, and first waits until the previous file is
             # written. With twice as many steps between two stalls, that wait is shorter by the
-            # seconds of the added steps. `stall / situation.saving` is the number of these steps.
+            # seconds of the added steps. `stall / situation.saving` is the number of these steps:
+            # it is `interval`, or less if another remedy (a larger batch) changed `saving`.
             stall = interval * saving
             copying = min(stall, step.least_save)
             added_seconds = stall / situation.saving * (situation.seconds - situation.saving)

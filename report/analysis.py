@@ -19,13 +19,14 @@ from report.bottleneck import find_bottleneck
 from report.coverage import add_basis
 from report.files import Entry, last_of
 from report.measure import Step
-from report.read import RankRecord, RunRecord, read_run
-from report.rerun import TooShort, advised_lines, too_short, tried_advice
+from report.read import RankRecord, RunRecord, first_start, read_run
+from report.rerun import TooShort, advised_lines, check_length, find_tried_advice
 from report.usage import MemoryUsage, ResourceUsage, Usage, gpu_joules, memory_usage, usage_of
 from report.verdict import UNTIMED, Verdict, explain, headline_of
 from report.windows import Points
 
-LAST_LINES = 12  # of a failed rank's log
+# The report shows so many lines of a failed rank's log, and searches them in so many bytes.
+LAST_LINES, LAST_LOG_BYTES = 12, 8192
 # Grows if a stable field of summary.json (docs/run-directory.md) disappears or changes its meaning.
 SUMMARY_VERSION = 1
 
@@ -38,7 +39,7 @@ class Analysis:
     summary: Entry  # the content of summary.json
     start: RankStart  # the first of the longest attempt
     accounting: Accounting
-    step: Step | None
+    step: Step | None  # None if no rank finished two steps
     verdict: Verdict | None  # None if the run was too short
     failure: str | None  # the sentence before the verdict if the run did not finish
     to_resume: str | None  # how to continue a run that did not finish
@@ -65,26 +66,27 @@ def analyse(folder: Path) -> Analysis:
     if run.on_one_machine:
         uses = replace(uses, networks=[])
     records = measure.longest_attempt(run.ranks) or run.ranks
-    start = next((record.start for record in records if record.start), RankStart())
+    start = first_start(records)
     accounting, curve = account(run), progress.learning_curve(run)
     summary = summarise(run, accounting, step, start, curve)
-    # A run that is too short has neither a bottleneck nor advice.
+    # Other attempts may have had other machines or a faster network.
     evidence = uses.in_attempt(step.attempt if step else None)
-    short = too_short(run, step, summary["epochs"])
+    short = check_length(run, step, summary["epochs"])
     if short and step and has_settled_bottleneck(records, step, run, evidence):
         short = None
+    # A run that is too short has neither a bottleneck nor advice.
     cause = "none" if short else find_bottleneck(step, evidence)
     advice = NO_ADVICE if short else advise(step, cause, start, evidence, run.plan.options or {})
-    remedies = filter(None, (*advice.remedies, advice.combined))
     verdict = UNTIMED if run.untimed else None if short else explain(cause, step, evidence)
-    # These fields stay null in a run without a verdict.
+    # These fields stay null in a run without a verdict, or without the step that it rests on.
     summary |= dict.fromkeys(("bottleneck_fraction", "runner_up", "undecided", "coverage"))
     if verdict and step:
         verdict, basis_fields = add_basis(verdict, run, step, evidence, cause)
         summary |= basis_fields
     summary["bottleneck"] = cause
+    remedies = [*advice.remedies, *([advice.combined] if advice.combined else [])]
     summary["advice"] = [remedy_entry(run, remedy) for remedy in remedies]
-    summary["tried"] = None if short else tried_advice(run, summary["images_per_second"])
+    summary["tried"] = None if short else find_tried_advice(run, summary["images_per_second"])
     summary["predicted"] = to_builtins(start.decided.predicted)  # by `make plan`
     # An earlier attempt may have trained most epochs, so energy and images are those of all.
     joules, images = gpu_joules(run, uses.gpus), measure.training_totals(run.ranks).images
@@ -136,7 +138,8 @@ def summarise(
     start: RankStart,
     curve: list[progress.Epoch],
 ) -> Entry:
-    """Return the content of summary.json without the fields that `analyse` adds."""
+    """Return the content of summary.json without the fields that `analyse` adds. `start`: the first
+    start line of the longest attempt; it is blank if no rank wrote one."""
     scores = [epoch.top1 for epoch in curve if epoch.top1 is not None]
     steps = max((max(r.steps.step) for r in run.ranks if len(r.steps)), default=0)
     per_epoch = start.steps_per_epoch
@@ -175,8 +178,7 @@ def status_of(run: RunRecord) -> str:
     that the last lines of its ranks imply."""
     if run.status in ("finished", "failed", "stopped", "running"):
         return run.status
-    newest = max((record.attempt for record in run.ranks), default=None)
-    ends = [record.end.status for record in run.ranks if record.attempt == newest]
+    ends = [record.end.status for record in run.ranks_in(run.newest_attempt)]
     # All ranks must agree: a single rank that died makes the status `failed`.
     for status in ("finished", "stopped"):
         if ends and all(end == status for end in ends):
@@ -185,7 +187,7 @@ def status_of(run: RunRecord) -> str:
 
 
 def hosts_in_attempt(run: RunRecord, attempt: int | None) -> list[str]:
-    return sorted({record.host for record in run.ranks if record.attempt == attempt})
+    return sorted({record.host for record in run.ranks_in(attempt)})
 
 
 def has_settled_bottleneck(
@@ -195,8 +197,8 @@ def has_settled_bottleneck(
     agree with each other, and have the bottleneck of the mean step."""
     # Loaders that read ahead shorten the first steps, and a device may need time to warm up. Both
     # change the length of steps without changing what limits them.
-    last = [record.cut_to_last(0.0, measure.LEAST_STEPS) for record in records]
-    last_step = measure.step_of_ranks(last, run.program)
+    newest_records = [record.cut_to_last(0.0, measure.LEAST_STEPS) for record in records]
+    last_step = measure.step_of_ranks(newest_records, run.program)
     if last_step.missing_for_verdict:
         return False
     return find_bottleneck(last_step, evidence) == find_bottleneck(step, evidence)
@@ -206,8 +208,7 @@ def last_hosts(run: RunRecord) -> list[str]:
     """Return the hosts of the last attempt."""
     if run.attempts and run.attempts[-1].nodes:
         return run.attempts[-1].nodes
-    newest = max((record.attempt for record in run.ranks), default=None)
-    return hosts_in_attempt(run, newest) or run.hosts
+    return hosts_in_attempt(run, run.newest_attempt) or run.hosts
 
 
 def world_size(run: RunRecord) -> int:
@@ -219,37 +220,35 @@ def world_size(run: RunRecord) -> int:
 
 
 def first_cause(run: RunRecord) -> Entry | None:
-    """Return why the last attempt failed, if a file says why, with the end of the rank's log."""
-    # In a run that finished, a rank may have printed an exception at the end of the last attempt.
+    """Return why the run failed, if a file says why, with the end of the rank's log."""
     status = status_of(run)
+    # A run that finished has recovered from the failures of earlier attempts. In its last attempt a
+    # rank may still have printed an exception.
     attempts = run.attempts[-1:] if status == "finished" else run.attempts
     causes = [entry.first_cause for entry in attempts if entry.first_cause is not None]
     if status == "running" or (status == "finished" and not causes):
         return None
     # Without a launcher, the first rank whose end is `failed` is the cause.
-    causes = (
-        causes
-        or [
-            FirstCause(host=record.host, rank=record.rank)
-            for record in run.ranks
-            if record.end.status == "failed"
-        ][:1]
-    )
+    if not causes:
+        failed = [record for record in run.ranks if record.end.status == "failed"]
+        causes = [FirstCause(host=record.host, rank=record.rank) for record in failed[:1]]
     if not causes:
         return None
     cause = causes[-1]
     path = run.folder / "nodes" / str(cause.host) / f"rank{cause.rank}.log"
-    lines = cause.last_lines or last_of(path, 8192).splitlines()[-LAST_LINES:]
+    lines = cause.last_lines or last_of(path, LAST_LOG_BYTES).splitlines()[-LAST_LINES:]
     return structs.asdict(structs.replace(cause, last_lines=lines))
 
 
 def missing_notes(run: RunRecord, gpus: list[Usage], step: Step | None) -> list[str]:
-    """Return sentences on what was not recorded, or cannot be true."""
+    """Return sentences on what was not recorded, or cannot be true. `gpus`: the usage of all GPUs
+    in all attempts."""
     notes = list(run.missing)
     for attempt in attempt_numbers(run):
-        present = {record.rank for record in run.ranks if record.attempt == attempt}
+        present = {record.rank for record in run.ranks_in(attempt)}
         entry = next((e for e in run.attempts if e.attempt == attempt), AttemptRecord())
         world = entry.world_size or world_size(run)
+        # No mean is taken over an attempt without any timings.
         if present and len(present) < world:
             absent = sorted(set(range(world)) - present)
             notes.append(

@@ -20,11 +20,12 @@ from report.wait_rules import find_cause, most_in_excess
 BUSY_PERCENT = 60.0
 # Loaders that run for this fraction of the time are late because processors are too slow.
 DECODES = 0.5
-# Bytes/s of a file share from which images may come from it. If loaders are known to wait for
-# something, a few small files a second are enough.
+# At this rate of reading (bytes/s) images may come from a file share. The second rate counts if
+# loaders are known to wait for something: a few small files a second are then enough.
 SHARE_READS, SHARE_READS_BY_LOADERS = 0.5e6, 0.02e6
-# Bytes/s that return from swap, and the fraction of time that processes wait for memory. If the
-# kernel does not record that wait, the fraction of memory in use.
+# A machine is short of memory at this rate of return from swap (bytes/s), if processes also wait
+# for memory this fraction of the time. If the kernel does not record that wait, the fraction of
+# memory in use (MEMORY_FULL) counts.
 SWAPPED, PRESSED, MEMORY_FULL = 0.5e6, 0.03, 0.9
 # Other programs make a rank slow if its longer waiting for a processor explains this fraction of
 # its delay, and the other programs keep this fraction of the processors busy.
@@ -73,8 +74,13 @@ def cause_of(wait: str, step: Step, evidence: ResourceUsage) -> str:
     return wait
 
 
-def last_rank_causes(step: Step, evidence: ResourceUsage) -> dict[str, tuple[str, float]]:
-    """Map each wait of the last rank of a step, and its computing, to their cause and seconds."""
+class ExplainedWait(NamedTuple):
+    cause: str  # as in find_bottleneck
+    seconds: float  # of the mean step
+
+
+def last_rank_causes(step: Step, evidence: ResourceUsage) -> dict[str, ExplainedWait]:
+    """Explain each wait of the last rank of a step, and its computing, by their names."""
     spent, slow, computing = step.last_rank, find_slowest_rank(step), of_kind(COMPUTE)
     compute = sum(spent[name] for name in computing)
     # If one rank computes slowly, its delay is no computing that all ranks need.
@@ -85,7 +91,7 @@ def last_rank_causes(step: Step, evidence: ResourceUsage) -> dict[str, tuple[str
     causes = {wait: cause_of(wait, step, evidence) for wait in waits}
     if most_oversubscribed(evidence):
         causes["compute"] = "cpu_oversubscribed"
-    return {wait: (causes[wait], value) for wait, value in waits.items()}
+    return {wait: ExplainedWait(causes[wait], seconds) for wait, seconds in waits.items()}
 
 
 def most_oversubscribed(evidence: ResourceUsage) -> Usage | None:
@@ -158,7 +164,8 @@ def straggler_cause(step: Step, evidence: ResourceUsage) -> str:
     """Return why one rank is slower than the others: other programs, its data, or itself."""
     slow = find_slowest_rank(step)
     waits, use = excess_queueing(step, evidence), evidence.machine(slow.rank.host)
-    # Older records do not say who used the processors. Then the longer waiting is enough.
+    # Records without the processor time of ranks do not say who used the processors. Then the
+    # longer waiting is enough.
     contended = use is not None and (use.others_busy is None or use.others_busy >= BUSY_BY_OTHERS)
     if contended and waits is not None and waits >= EXPLAINED_DELAY * slow.delay:
         return "cpu_contention"
@@ -183,7 +190,7 @@ def excess_queueing(step: Step, evidence: ResourceUsage) -> float | None:
 
 
 def slow_category(step: Step) -> str:
-    """Return the category by which the slowest rank most exceeds the mean of all."""
+    """Return the category of work in which the slowest rank most exceeds the mean of all."""
     slowest_rank = find_slowest_rank(step).rank
     return most_in_excess(slowest_rank.seconds, [rank.seconds for rank in step.ranks])
 

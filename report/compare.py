@@ -19,7 +19,7 @@ from contract.runs import RECORD
 from contract.text import seconds, three_digits
 from report import differences, view
 from report.analysis import analyse
-from report.bottleneck import last_rank_causes
+from report.bottleneck import ExplainedWait, last_rank_causes
 from report.coverage import NAMES
 from report.differences import Difference
 from report.files import Entry
@@ -29,7 +29,7 @@ from report.run_view import PARTS
 from report.view import Bar, Bars, Column, Fact, Facts, Item, Paragraph, Section, or_unknown
 
 
-class Row(NamedTuple):
+class ComparedRow(NamedTuple):
     """A row to compare: a name, and the folders of its runs. `cause`: why a row has no run."""
 
     name: str
@@ -49,8 +49,8 @@ class ComparedRun:
     curve: list[Epoch]
     hundred_epochs: float | None  # seconds
     headline: str  # the verdict in one sentence
-    # Wait -> (cause, seconds), by bottleneck.last_rank_causes.
-    last_rank: dict[str, tuple[str, float]]
+    # The waits of the last rank of a step, by their names; {} if they are unknown.
+    last_rank: dict[str, ExplainedWait]
 
     @property
     def images_per_second(self) -> float | None:
@@ -103,20 +103,21 @@ class Side:
         """Return by how many seconds the last rank of a step is slower in this row than in `base`:
         {cause: seconds}, the largest change first, without changes below CHANGED."""
         # Means over all ranks would hide what delays the last rank, because the other ranks only
-        # wait for the last rank. Each wait maps to its cause and its seconds.
-        base_waits = [run.last_rank for run in base.runs if run.last_rank]
-        waits = [run.last_rank for run in self.runs if run.last_rank]
-        changes: dict[str, float] = {}
+        # wait for the last rank.
+        base_runs = [run.last_rank for run in base.runs if run.last_rank]
+        runs = [run.last_rank for run in self.runs if run.last_rank]
+        changes: dict[str, float] = {}  # by cause
         # All runs have the same waits. A row without any has no changes.
-        for wait in base_waits[0] if base_waits and waits else ():
-            base_seconds = statistics.fmean(run_waits[wait][1] for run_waits in base_waits)
-            own_seconds = statistics.fmean(run_waits[wait][1] for run_waits in waits)
+        for wait in base_runs[0] if base_runs and runs else ():
+            base_seconds = statistics.fmean(waits[wait].seconds for waits in base_runs)
+            row_seconds = statistics.fmean(waits[wait].seconds for waits in runs)
             # A change has the cause of the longer wait, taken from the row's first run.
-            cause, _ = (waits if own_seconds > base_seconds else base_waits)[0][wait]
-            changes[cause] = changes.get(cause, 0.0) + own_seconds - base_seconds
+            longer = runs if row_seconds > base_seconds else base_runs
+            cause = longer[0][wait].cause
+            changes[cause] = changes.get(cause, 0.0) + row_seconds - base_seconds
         least = CHANGED * (base.seconds_of("seconds") or 0.0)
-        ordered = sorted(changes.items(), key=lambda item: -abs(item[1]))
-        return {cause: change for cause, change in ordered if abs(change) >= least}
+        largest_first = sorted(changes, key=lambda cause: -abs(changes[cause]))
+        return {cause: changes[cause] for cause in largest_first if abs(changes[cause]) >= least}
 
     @property
     def curve(self) -> list[Epoch]:
@@ -163,7 +164,7 @@ class Comparison:
         return int(min(best) * 1000) / 1000 if len(best) > 1 else None
 
 
-def compare(title: str, rows: list[Row], page: Path) -> Comparison:
+def compare(title: str, rows: list[ComparedRow], page: Path) -> Comparison:
     """Read the runs of all rows. `page`: the file that will show them and link to their reports.
     Raises UserError for a folder that is no run, or whose record has another version."""
     sides = []
@@ -270,6 +271,7 @@ def view_of(comparison: Comparison) -> view.View:
 
 
 def difference_section(title: str, differences: list[Difference]) -> Section:
+    """Show each value of each setting with the labels of the runs that have it."""
     rows = [Fact(difference.name, difference.words()) for difference in differences]
     return Section(title, [Facts(title, rows)] if rows else [Paragraph("none")])
 
@@ -283,19 +285,6 @@ def result_section(comparison: Comparison) -> Section:
             spread, segments = (side.spread or 0.0) * speed, [("forward", speed)]
             bars.append(Bar(side.label, segments, three_digits(speed), spread, side.link))
     items: list[Item] = [Bars("Images per second", bars, "/s", [])] if bars else []
-    items.append(results_table(comparison))
-    items += [Paragraph(f"{side.label}: {side.cause}") for side in comparison.sides if side.cause]
-    items += [
-        Paragraph(f"{side.label}: too short to judge: {side.missing_for_verdict}.")
-        for side in comparison.sides
-        if side.missing_for_verdict
-    ]
-    items += [Paragraph(ONE_PC)] if comparison.one_pc else []
-    return Section("Results", items)
-
-
-def results_table(comparison: Comparison) -> view.Table:
-    """Return a table with a row for each side. The column `x A` has multiples of A's speed."""
     columns = [
         Column("", lambda side: side.label),
         Column("status", status),
@@ -306,19 +295,28 @@ def results_table(comparison: Comparison) -> view.Table:
         columns.append(
             Column("spread", lambda side: or_unknown(side.spread, lambda v: f"+-{100 * v:.1f} %"))
         )
+    # The column `x A` has multiples of A's speed.
     base = next((side for side in comparison.sides if side.images_per_second), None)
     if base is not None:
-        speed = base.images_per_second or 1.0
+        base_speed = base.images_per_second or 1.0
 
         def factor(side: Side) -> str:
-            return or_unknown(side.images_per_second, lambda v: f"{v / speed:.2f}")
+            return or_unknown(side.images_per_second, lambda v: f"{v / base_speed:.2f}")
 
         columns.append(Column(f"x {base.label}", factor))
     columns += [
         Column("100 epochs", lambda side: or_unknown(side.hundred_epochs, seconds)),
         Column("this run", lambda side: or_unknown(side.wall, seconds)),
     ]
-    return view.table("Speed", columns, comparison.sides)
+    items.append(view.table("Speed", columns, comparison.sides))
+    items += [Paragraph(f"{side.label}: {side.cause}") for side in comparison.sides if side.cause]
+    items += [
+        Paragraph(f"{side.label}: too short to judge: {side.missing_for_verdict}.")
+        for side in comparison.sides
+        if side.missing_for_verdict
+    ]
+    items += [Paragraph(ONE_PC)] if comparison.one_pc else []
+    return Section("Results", items)
 
 
 def status(side: Side) -> str:
@@ -356,26 +354,27 @@ def step_section(comparison: Comparison) -> Section:
     keys = [view.Key(field, title) for field, title in titles.items()]
     columns = [Column("", lambda side: side.label), seconds_column("step", "seconds")]
     columns += [seconds_column(title, field) for field, title in titles.items()]
+    # Which causes made the last rank slower or faster than in the first row.
+    base = sides[0]
+    changes: list[Paragraph] = []
+    for side in sides[1:]:
+        samples = next((run.step.samples for run in side.runs if run.step), "samples")
+        causes = [
+            f"{NAMES[cause].format(samples)} {'+' if change > 0 else '-'}{seconds(abs(change))}"
+            for cause, change in side.changes_from(base).items()
+        ]
+        start = f"The last rank of a step, {side.label} against {base.label}: "
+        if causes:
+            changes.append(Paragraph(f"{start}{', '.join(causes)}."))
     return Section(
         "The mean step",
         [
             Bars("The mean step", bars, "ms", keys),
-            view.table("Parts of the mean step", columns, sides, 1),
-            *(Paragraph(text) for side in sides[1:] if (text := change_words(sides[0], side))),
+            view.table("Parts of the mean step", columns, sides, names=1),
+            *changes,
             Paragraph(NOTE, "note"),
         ],
     )
-
-
-def change_words(base: Side, side: Side) -> str:
-    """Say which causes made the last rank slower or faster than in `base`; "" if none did."""
-    samples = next((run.step.samples for run in side.runs if run.step), "samples")
-    changes = [
-        f"{NAMES[cause].format(samples)} {'+' if change > 0 else '-'}{seconds(abs(change))}"
-        for cause, change in side.changes_from(base).items()
-    ]
-    start = f"The last rank of a step, {side.label} against {base.label}: "
-    return f"{start}{', '.join(changes)}." if changes else ""
 
 
 def accuracy_section(comparison: Comparison) -> Section:
@@ -424,7 +423,7 @@ def accuracy_section(comparison: Comparison) -> Section:
             return or_unknown(next(scores, None), rounded_top1)
 
         columns.append(Column(f"epoch {number}", score))
-    rows = view.table("Top-1 on the validation images", columns, sides, 1)
+    rows = view.table("Top-1 on the validation images", columns, sides, names=1)
     return Section("Top-1", [view.Charts(curves if drawn else []), rows])
 
 

@@ -19,7 +19,7 @@ from contract.command_line import verb_words
 from contract.errors import UserError
 from contract.text import pluralize, three_digits
 from report.cli import find_run, write
-from report.compare import Comparison, Row, Side, compare, rounded_top1, status, view_of
+from report.compare import ComparedRow, Comparison, compare, rounded_top1, status, view_of
 from report.differences import Difference
 from report.files import read_object
 from report.page import render_page
@@ -46,7 +46,7 @@ def compare_main(argv: list[str]) -> int:
         earlier = names_by_folder.setdefault(folder.resolve(), name)
         if earlier is not name:
             raise UserError(f"RUNS has the same run twice: {earlier} and {name}. Remove one.")
-    rows = [Row(folder.resolve().name, [folder]) for folder in folders]
+    rows = [ComparedRow(folder.resolve().name, [folder]) for folder in folders]
     page = folders[0].resolve().parent / "compare.html"
     comparison = compare(f"{len(rows)} runs", rows, page)
     show(comparison, page, words.get("json", False))
@@ -54,7 +54,7 @@ def compare_main(argv: list[str]) -> int:
 
 
 def show(comparison: Comparison, page: Path, as_json: bool = False) -> None:
-    """Print the comparison, and write the page."""
+    """Print the comparison as text or as JSON, and write the page."""
     view = view_of(comparison)
     write(page, render_page(view))
     if as_json:
@@ -62,7 +62,24 @@ def show(comparison: Comparison, page: Path, as_json: bool = False) -> None:
             "same_task": not comparison.other_task,
             "settings": values_by_label(comparison.settings),
             "machines": values_by_label(comparison.machines),
-            "runs": [side_document(side, comparison.sides[0]) for side in comparison.sides],
+            "runs": [
+                {
+                    "label": side.label,
+                    "name": side.name,
+                    "runs": [run.name for run in side.runs],
+                    "status": status(side),
+                    "cause": side.cause or None,
+                    "images_per_second": side.images_per_second,
+                    "spread": side.spread,
+                    "hundred_epochs_seconds": side.hundred_epochs,
+                    "step": {name: side.seconds_of(name) for name in ("seconds", *PARTS)},
+                    "changes": side.changes_from(comparison.sides[0]),
+                    "best_top1": side.best_top1,
+                    "top1": [[epoch.epoch, epoch.seconds, epoch.top1] for epoch in side.curve],
+                    "too_short": bool(side.missing_for_verdict),
+                }
+                for side in comparison.sides
+            ],
         }
         print(json.dumps(document, indent=1))
     else:
@@ -71,32 +88,15 @@ def show(comparison: Comparison, page: Path, as_json: bool = False) -> None:
 
 
 def values_by_label(differences: list[Difference]) -> dict[str, dict[str, str]]:
+    """Return setting -> label of a run -> value."""
     return {
         difference.name: {label: value for value, labels in difference.values for label in labels}
         for difference in differences
     }
 
 
-def side_document(side: Side, base: Side) -> dict[str, object]:
-    return {
-        "label": side.label,
-        "name": side.name,
-        "runs": [run.name for run in side.runs],
-        "status": status(side),
-        "cause": side.cause or None,
-        "images_per_second": side.images_per_second,
-        "spread": side.spread,
-        "hundred_epochs_seconds": side.hundred_epochs,
-        "step": {name: side.seconds_of(name) for name in ("seconds", *PARTS)},
-        "changes": side.changes_from(base),
-        "best_top1": side.best_top1,
-        "top1": [[epoch.epoch, epoch.seconds, epoch.top1] for epoch in side.curve],
-        "too_short": bool(side.missing_for_verdict),
-    }
-
-
 class SweepCell(NamedTuple):
-    row: Row
+    row: ComparedRow
     command: str  # that trains with the row's setting
 
 
@@ -107,29 +107,7 @@ def sweep_main(argv: list[str]) -> int:
     page = folder / "compare.html"
     title = f"{pluralize(len(cells), 'setting')} of sweep {folder.resolve().name}"
     comparison = compare(title, [cell.row for cell in cells], page)
-    show(with_conclusion(comparison, cells), page)
-    return 0
-
-
-def read_cells(folder: Path) -> list[SweepCell]:
-    """Read the cells of a sweep. Raises UserError if there are none."""
-    missing: list[str] = []
-    sweep: SweepList = convert_what_fits(read_object(folder / "sweep.json", missing), SweepList)
-    if not sweep.cells:
-        raise UserError(f"{folder} is not a sweep: {' '.join(missing) or 'it has no cells.'}")
-    cells = []
-    for index, cell in enumerate(sweep.cells):
-        runs = [run for run in sweep.runs if run.cell == index]
-        # The name of a run is a name below runs/; a path in it must not lead out of there.
-        folders = [folder.resolve().parents[1] / Path(run.run).name for run in runs if run.run]
-        causes = [run.cause for run in runs if run.cause]
-        cause = causes[-1] if causes else "" if folders else "not run yet"
-        cells.append(SweepCell(Row(cell.name or "?", folders, cause), cell.command or ""))
-    return cells
-
-
-def with_conclusion(comparison: Comparison, cells: list[SweepCell]) -> Comparison:
-    """Return the comparison with its best setting in words, and the command that trains with it."""
+    # The best setting in words, and the command that trains with it.
     best, sentences, command = comparison.fastest, [TOO_SHORT], ""
     # If no run has a speed, longer runs would not help.
     if not any(side.speeds for side in comparison.sides):
@@ -152,4 +130,23 @@ def with_conclusion(comparison: Comparison, cells: list[SweepCell]) -> Compariso
         highest = max(scored, key=lambda side: side.best_top1 or 0.0)
         top1 = rounded_top1(highest.best_top1 or 0.0)
         sentences.append(f"Highest top-1: {highest.label}, {top1}.")
-    return replace(comparison, conclusion=" ".join(sentences), command=command)
+    comparison = replace(comparison, conclusion=" ".join(sentences), command=command)
+    show(comparison, page)
+    return 0
+
+
+def read_cells(folder: Path) -> list[SweepCell]:
+    """Read the cells of a sweep. Raises UserError if there are none."""
+    missing: list[str] = []
+    sweep: SweepList = convert_what_fits(read_object(folder / "sweep.json", missing), SweepList)
+    if not sweep.cells:
+        raise UserError(f"{folder} is not a sweep: {' '.join(missing) or 'it has no cells.'}")
+    cells = []
+    for index, cell in enumerate(sweep.cells):
+        runs = [run for run in sweep.runs if run.cell == index]
+        # The name of a run is a name below runs/; a path in it must not lead out of there.
+        folders = [folder.resolve().parents[1] / Path(run.run).name for run in runs if run.run]
+        causes = [run.cause for run in runs if run.cause]
+        cause = causes[-1] if causes else "" if folders else "not run yet"
+        cells.append(SweepCell(ComparedRow(cell.name or "?", folders, cause), cell.command or ""))
+    return cells

@@ -48,7 +48,8 @@ def split(ranks: Collection[int], measured: set[int]) -> Signal:
 
 
 def coverage_of(run: RunRecord, step: Step, evidence: ResourceUsage) -> Coverage:
-    """Return for which ranks of the measured attempt each signal was measured."""
+    """Return for which ranks of the measured attempt each signal was measured. `evidence`: the
+    usage in that attempt."""
     # Without step times nobody knows when a rank was in the loop, so all its signals are missing.
     host_of_rank = {rank.rank: rank.host for rank in step.ranks}
     measured_hosts = {STEPS: {*host_of_rank.values()}}
@@ -105,11 +106,16 @@ class Candidate(NamedTuple):
         return f"Runner-up: {name}, {percent(self.fraction)} of training time."
 
 
-def candidates(
-    step: Step, evidence: ResourceUsage, cause: str
-) -> tuple[float | None, Candidate | None]:
-    """Return the fraction of training time that `cause` takes, if it takes any, and the runner-up:
-    the largest wait with another cause."""
+class Weights(NamedTuple):
+    """The bottleneck's fraction of training time, if it takes any, and the runner-up: the largest
+    wait with another cause."""
+
+    fraction: float | None
+    runner_up: Candidate | None
+
+
+def weigh_causes(step: Step, evidence: ResourceUsage, cause: str) -> Weights:
+    """Compare the time that the bottleneck `cause` takes with that of the other causes."""
     fractions: dict[str, float] = {}  # by cause
     for wait, share in step_shares(step).items():
         wait_cause = bottleneck.cause_of(wait, step, evidence)
@@ -120,21 +126,25 @@ def candidates(
     waits = {name: share for name, share in fractions.items() if name not in ("compute", cause)}
     second = max(waits, key=waits.__getitem__, default="")
     runner_up = Candidate(second, waits[second]) if waits.get(second) else None
-    return fractions.get(cause), runner_up
+    return Weights(fractions.get(cause), runner_up)
 
 
-def undecided(cause: str, step: Step, evidence: ResourceUsage, coverage: Coverage) -> Entry | None:
-    """Return the cause that the records cannot tell from `cause`, because some ranks lack a signal,
-    and how to measure it; None if no missing signal would decide it."""
+class Rival(NamedTuple):
+    """A cause that the records cannot tell from the bottleneck, because ranks lack a signal."""
 
-    def lacking(cause: str, signal: str, ranks: tuple[int, ...], remedy: str) -> Entry:
-        return {"cause": cause, "signal": signal, "ranks": ranks, "remedy": remedy}
+    cause: str
+    signal: str
+    ranks: tuple[int, ...]
+    remedy: str  # a clause on how to measure the signal
 
+
+def find_rival(cause: str, step: Step, evidence: ResourceUsage, coverage: Coverage) -> Rival | None:
+    """Return the rival of the bottleneck `cause`; None if no missing signal would decide it."""
     untimed, unscheduled = coverage[STEPS].missing, coverage[PROCESSORS].missing
     # A rank without step times may be the rank for which all other ranks wait.
     if cause in ("network", "slow_link") and untimed:
         remedy = "time the steps of every rank (docs/own-script.md), or copy its records here"
-        return lacking("straggler", STEPS, untimed, remedy)
+        return Rival("straggler", STEPS, untimed, remedy)
     if cause == "data_decode":
         late = {rank.rank for rank in step.ranks if rank.host in late_hosts(step)}
         ranks = tuple(rank for rank in coverage[DISK].missing if rank in late)
@@ -142,49 +152,50 @@ def undecided(cause: str, step: Step, evidence: ResourceUsage, coverage: Coverag
         loaders = bottleneck.busiest_loaders(evidence, late_hosts(step))
         decodes = loaders is not None and loaders.mean(figures.LOADERS_BUSY) >= DECODES
         remedy = "`make train` records it where /proc/diskstats is readable"
-        return lacking("data_disk", DISK, ranks, remedy) if ranks and not decodes else None
+        return Rival("data_disk", DISK, ranks, remedy) if ranks and not decodes else None
     # Other programs may make one rank slow. A lack of processors may make all ranks slow.
     queueing, is_straggler = bottleneck.excess_queueing(step, evidence), cause == "straggler"
     is_unknown = queueing is None if is_straggler else not coverage[PROCESSORS].measured
     if unscheduled and is_unknown and cause in ("straggler", "compute"):
         remedy = "`make train` records them on a kernel with CONFIG_SCHED_INFO"
         possible = "cpu_contention" if is_straggler else "cpu_oversubscribed"
-        return lacking(possible, PROCESSORS, unscheduled, remedy)
+        return Rival(possible, PROCESSORS, unscheduled, remedy)
     # find_slow_link judges neither two machines, which share one link, nor links with few bytes.
     has_enough_bytes = step.bytes_sent is None or step.bytes_sent * step.steps >= LINK_BYTES
     missing = coverage[LINKS].missing if LINKS in coverage and step.nodes > 2 else ()
     if cause == "network" and has_enough_bytes and missing:
-        return lacking("slow_link", LINKS, missing, "`make plan MEASURE=1` measures each link")
+        return Rival("slow_link", LINKS, missing, "`make plan MEASURE=1` measures each link")
     return None
 
 
 def add_basis(
     verdict: Verdict, run: RunRecord, step: Step, evidence: ResourceUsage, cause: str
 ) -> tuple[Verdict, Entry]:
-    """Return the verdict with sentences on what it rests on, and these facts for summary.json."""
+    """Return the verdict with sentences on what it rests on, and the fields of summary.json with
+    these facts. `cause`: the bottleneck."""
     coverage = coverage_of(run, step, evidence)
-    fraction, second = candidates(step, evidence, cause)
-    headline, because = verdict
-    rival = undecided(cause, step, evidence, coverage)
+    fraction, runner_up = weigh_causes(step, evidence, cause)
+    headline, because = verdict.headline, verdict.because
+    rival = find_rival(cause, step, evidence, coverage)
     if rival:
-        names = " or ".join(NAMES[name].format(step.samples) for name in (cause, rival["cause"]))
+        names = " or ".join(NAMES[name].format(step.samples) for name in (cause, rival.cause))
         share = "" if fraction is None else f", {percent(fraction)} of training time"
-        ranks = rank_words(rival["ranks"], step.world)
+        ranks = rank_words(rival.ranks, step.world)
         headline = (
-            f"Either {names} is the bottleneck{share}: nobody measured the {rival['signal']} of "
+            f"Either {names} is the bottleneck{share}: nobody measured the {rival.signal} of "
             f"{ranks}."
         )
-        because = (f"To tell them apart: {rival['remedy']}.", *because)
+        because = (f"To tell them apart: {rival.remedy}.", *because)
     # Every verdict uses these two signals, and some causes need more. No rule uses a GPU's figures.
     used = {STEPS, PROCESSORS}
-    for name in (cause, second.cause if second else ""):
+    for name in (cause, runner_up.cause if runner_up else ""):
         used |= {DISK} if name.startswith("data") else set()
         used |= {NETWORK, LINKS} if name in ("network", "slow_link") else set()
-    because += (second.sentence(step.samples),) if second else ()
+    because += (runner_up.sentence(step.samples),) if runner_up else ()
     return Verdict(headline, (*because, coverage_sentence(coverage, used))), {
         "bottleneck_fraction": fraction,
-        "runner_up": second and second._asdict(),
-        "undecided": rival,
+        "runner_up": runner_up and runner_up._asdict(),
+        "undecided": rival and rival._asdict(),
         "coverage": {
             name.lower().replace(" ", "_"): {"used": name in used, **signal._asdict()}
             for name, signal in coverage.items()

@@ -68,7 +68,7 @@ def machines(analysis: Analysis) -> dict[str, str]:
     """Return name -> value over all ranks of the measured attempt."""
     run = analysis.run
     attempt = analysis.step.attempt if analysis.step else 1
-    starts = {r.host: r.start for r in run.ranks if r.attempt == attempt and r.start}
+    starts = {record.host: record.start for record in run.ranks_in(attempt) if record.start}
     links = {
         use.host: link_speed(use.speed_mbit) for use in analysis.uses.networks if use.speed_mbit
     }

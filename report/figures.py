@@ -44,12 +44,13 @@ Read = Callable[[Interval], Ratio | None]
 
 def level(key: str) -> Read:
     """Read a value as it is recorded. With the base 1.0, the mean over intervals is the mean of
-    their values."""
+    their values, however long they are."""
     return lambda i: Ratio(i.end[key], 1.0) if key in i.end else None
 
 
 def rate(key: str, factor: float = 1.0) -> Read:
-    """Read a value, times `factor`, that is recorded as a rate since the previous line."""
+    """Read a value, times `factor`, that is recorded as a rate since the previous line. The amount
+    is rate times seconds, so that longer intervals weigh more in a mean."""
     return lambda i: Ratio(i.end[key] * factor * i.seconds) if key in i.end else None
 
 
@@ -131,19 +132,35 @@ def rounded(value: float) -> str:
 
 
 # A FRACTION is recorded between 0 and 1, a PERCENT between 0 and 100.
-FRACTION = Unit(percent, lambda value: f"{100 * value:.0f}", "%", 100.0, maximum=1.0, json=100.0)
-PERCENT = Unit(lambda value: f"{value:.0f} %", rounded, "%")
-BYTES = Unit(size, lambda value: size(value).replace(" ", "") if value else "0")
+FRACTION = Unit(
+    words=percent,
+    cell=lambda value: f"{100 * value:.0f}",
+    symbol="%",
+    drawn=100.0,
+    maximum=1.0,
+    json=100.0,
+)
+PERCENT = Unit(words=lambda value: f"{value:.0f} %", cell=rounded, symbol="%")
+BYTES = Unit(words=size, cell=lambda value: size(value).replace(" ", "") if value else "0")
 BYTES_PER_SECOND = Unit(
-    lambda value: three_digits(value / 1e6), lambda value: f"{value / 1e6:.1f}", "MB/s", 1e-6
+    words=lambda value: three_digits(value / 1e6),
+    cell=lambda value: f"{value / 1e6:.1f}",
+    symbol="MB/s",
+    drawn=1e-6,
 )
-COUNT = Unit(lambda value: f"{value:,.0f}", rounded)
-SECONDS = Unit(three_digits, rounded, "s")
-MILLISECONDS = Unit(lambda value: f"{three_digits(value)} ms", rounded, "ms")
-CELSIUS, WATTS, MEGAHERTZ = (
-    Unit(lambda value, symbol=symbol: f"{value:.0f} {symbol}", rounded, symbol)  # type: ignore[misc]
-    for symbol in ("C", "W", "MHz")
-)
+COUNT = Unit(words=lambda value: f"{value:,.0f}", cell=rounded)
+SECONDS = Unit(words=three_digits, cell=rounded, symbol="s")
+MILLISECONDS = Unit(words=lambda value: f"{three_digits(value)} ms", cell=rounded, symbol="ms")
+CELSIUS = Unit(words=lambda value: f"{value:.0f} C", cell=rounded, symbol="C")
+WATTS = Unit(words=lambda value: f"{value:.0f} W", cell=rounded, symbol="W")
+MEGAHERTZ = Unit(words=lambda value: f"{value:.0f} MHz", cell=rounded, symbol="MHz")
+
+
+class Condition(NamedTuple):
+    """Holds if a figure has at least this value."""
+
+    figure: Figure
+    least: float
 
 
 class Limit(NamedTuple):
@@ -152,8 +169,7 @@ class Limit(NamedTuple):
     sentence: str  # {} is the value
     least: float = -math.inf
     below: float = math.inf
-    # With (figure, value), a warning is due only if that figure has at least that value.
-    also: tuple[Figure, float] | None = None
+    also: Condition | None = None  # another figure must also have a value
 
 
 # What a column of the report shows of a figure.
@@ -192,16 +208,22 @@ class Figure:
         value, limit = values.get(self), self.limit
         if value is None or limit is None or not limit.least <= value < limit.below:
             return None
-        if limit.also and values.get(limit.also[0], 0.0) < limit.also[1]:
+        if limit.also and values.get(limit.also.figure, 0.0) < limit.also.least:
             return None
         return limit.sentence.format(self.unit.words(value))
 
 
 # The figures of each kind of thing have the order of the report's columns. The positional arguments
-# are name, read, unit, report, status, priority, chart and note.
-CORES = Figure("cores", level("cores"), COUNT, {MOST: "CPUs"})
+# are name, read and unit.
+CORES = Figure("cores", level("cores"), COUNT, report={MOST: "CPUs"})
 CPU = Figure(
-    "cpu", share_of_processors("cpu_busy"), FRACTION, {MEAN: "busy"}, "CPU%", 2, "Processors, busy"
+    "cpu",
+    share_of_processors("cpu_busy"),
+    FRACTION,
+    report={MEAN: "busy"},
+    status="CPU%",
+    priority=2,
+    chart="Processors, busy",
 )
 RANKS_CPU = Figure("ranks_cpu", share_of_processors("ran"), FRACTION)  # by this run's processes
 # The fraction of the time in which this run's threads wanted a processor and had none.
@@ -209,17 +231,25 @@ QUEUED = Figure(
     "queued",
     growth_share("waited", "ran", "waited"),
     FRACTION,
-    {MEAN: "queued"},
-    "queue%",
-    2,
-    "Waits for a processor",
-    "The share of the time in which this run's threads wanted one.",
+    report={MEAN: "queued"},
+    status="queue%",
+    priority=2,
+    chart="Waits for a processor",
+    note="The share of the time in which this run's threads wanted one.",
 )
 WAITED = Figure("waited", growth("waited"), SECONDS)  # per second, all threads of this run together
 # The fraction of the time of active loaders in which they run or wait for a processor.
 LOADERS_BUSY = Figure("loaders_busy", growth_share("loaders_busy", "loaders"), FRACTION)
-MEMORY_TOTAL = Figure("memory_total", level("memory_total"), BYTES, {MOST: "memory"})
-MEMORY = Figure("memory", read_memory_used, FRACTION, {MOST: "used"}, "mem%", 2, "Memory, used")
+MEMORY_TOTAL = Figure("memory_total", level("memory_total"), BYTES, report={MOST: "memory"})
+MEMORY = Figure(
+    "memory",
+    read_memory_used,
+    FRACTION,
+    report={MOST: "used"},
+    status="mem%",
+    priority=2,
+    chart="Memory, used",
+)
 SWAP = Figure(
     "swap",
     lambda i: (
@@ -233,14 +263,14 @@ SWAP = Figure(
     limit=Limit(
         "short of memory: {} swapped; fewer loaders (--workers) need less",
         least=256e6,
-        also=(MEMORY, 0.9),
+        also=Condition(MEMORY, least=0.9),
     ),
 )
 SWAPPED = Figure(
     "swapped",
     growth("swapped_in", "swapped_out"),
     BYTES_PER_SECOND,
-    {MEAN: "swap MB/s"},
+    report={MEAN: "swap MB/s"},
     chart="Swap, in and out",
     drawn_at_zero=False,
 )
@@ -250,7 +280,7 @@ MEMORY_PRESSURE = Figure(
     "memory_pressure",
     growth("pressure_memory"),
     FRACTION,
-    {MEAN: "pressure"},
+    report={MEAN: "pressure"},
     chart="Memory, pressure",
     drawn_at_zero=False,
 )
@@ -276,35 +306,50 @@ DISK_READ = Figure(
     "disk_read",
     rate("rkB/s", 1024),
     BYTES_PER_SECOND,
-    {MEAN: "MB/s read", MOST: "peak"},
-    "MB/s read",
-    3,
-    "Disk, read",
+    report={MEAN: "MB/s read", MOST: "peak"},
+    status="MB/s read",
+    priority=3,
+    chart="Disk, read",
 )
-DISK_WRITTEN = Figure("disk_written", rate("wkB/s", 1024), BYTES_PER_SECOND, {MEAN: "MB/s written"})
-DISK_BUSY = Figure("disk_busy", rate("util"), PERCENT, {MEAN: "busy"}, "disk%", 2, "Disk, busy")
-DISK_REQUEST = Figure("disk_request", read_request_time, MILLISECONDS, {MEAN: "a request"})
+DISK_WRITTEN = Figure(
+    "disk_written", rate("wkB/s", 1024), BYTES_PER_SECOND, report={MEAN: "MB/s written"}
+)
+DISK_BUSY = Figure(
+    "disk_busy",
+    rate("util"),
+    PERCENT,
+    report={MEAN: "busy"},
+    status="disk%",
+    priority=2,
+    chart="Disk, busy",
+)
+DISK_REQUEST = Figure("disk_request", read_request_time, MILLISECONDS, report={MEAN: "a request"})
 
 SENT = Figure(
     "sent",
     growth("tx_bytes"),
     BYTES_PER_SECOND,
-    {MEAN: "MB/s", MOST: "peak"},
-    "sent",
-    3,
-    "Network card, sent",
+    report={MEAN: "MB/s", MOST: "peak"},
+    status="sent",
+    priority=3,
+    chart="Network card, sent",
 )
 RECEIVED = Figure("received", growth("rx_bytes"), BYTES_PER_SECOND, status="got", priority=3)
 RETRANSMITS = Figure(
-    "again", growth("tcp_retransmits"), COUNT, {TOTAL: "retransmits"}, "again/s", 5
+    "again",
+    growth("tcp_retransmits"),
+    COUNT,
+    report={TOTAL: "retransmits"},
+    status="again/s",
+    priority=5,
 )
 DROPPED = Figure(
     "dropped",
     growth("tx_dropped", "rx_dropped"),
     COUNT,
-    {TOTAL: "drops"},
-    "drops/s",
-    5,
+    report={TOTAL: "drops"},
+    status="drops/s",
+    priority=5,
     limit=Limit("its network card drops {} packets a second", least=1),
 )
 
@@ -314,26 +359,47 @@ GPU_UTILIZATION = Figure(
     "utilization",
     level("utilization"),
     PERCENT,
-    {MEAN: "resident"},
-    "GPU%",
-    1,
-    "GPU, resident",
-    "A GPU that waits for gradients also shows 100 %, so this value proves nothing.",
+    report={MEAN: "resident"},
+    status="GPU%",
+    priority=1,
+    chart="GPU, resident",
+    note="A GPU that waits for gradients also shows 100 %, so this value proves nothing.",
 )
-GPU_MEMORY = Figure("memory_used", level("memory_used"), BYTES, {MOST: "memory"}, "GPU mem", 5)
-GPU_POWER = Figure("power", level("power"), WATTS, {MEAN: "power"}, "GPU W", 5, "GPU, power")
+GPU_MEMORY = Figure(
+    "memory_used",
+    level("memory_used"),
+    BYTES,
+    report={MOST: "memory"},
+    status="GPU mem",
+    priority=5,
+)
+GPU_POWER = Figure(
+    "power",
+    level("power"),
+    WATTS,
+    report={MEAN: "power"},
+    status="GPU W",
+    priority=5,
+    chart="GPU, power",
+)
 GPU_TEMPERATURE = Figure(
     "temperature",
     level("temperature"),
     CELSIUS,
-    {MOST: "hottest"},
-    "GPU C",
-    1,
-    "GPU, temperature",
+    report={MOST: "hottest"},
+    status="GPU C",
+    priority=1,
+    chart="GPU, temperature",
     limit=Limit("a GPU has {} and may slow down: clean fans, give it air", least=85),
 )
 GPU_CLOCK = Figure(
-    "clock_sm", level("clock_sm"), MEGAHERTZ, {LEAST: "slowest clock"}, "GPU MHz", 5, "GPU, clock"
+    "clock_sm",
+    level("clock_sm"),
+    MEGAHERTZ,
+    report={LEAST: "slowest clock"},
+    status="GPU MHz",
+    priority=5,
+    chart="GPU, clock",
 )
 
 SHARE_READ = Figure("share_read", growth("read_bytes"), BYTES_PER_SECOND)
@@ -348,9 +414,17 @@ FIGURES: dict[str, tuple[Figure, ...]] = {
     GPU: (GPU_UTILIZATION, GPU_MEMORY, GPU_POWER, GPU_TEMPERATURE, GPU_CLOCK),
     SHARE: (SHARE_READ,),
 }
-Thing = tuple[str, str]  # kind and name
 
 
+class Thing(NamedTuple):
+    """A part of a machine with figures: its kind (a key of FIGURES) and its name, such as `sda`.
+    The machine itself, and its only network interface, have the name ""."""
+
+    kind: str
+    name: str
+
+
+THE_MACHINE = Thing(MACHINE, "")
 RANK_TIMES = ("ran", "waited", "loaders", "loaders_busy")  # seconds (docs/run-directory.md)
 
 
@@ -370,18 +444,20 @@ def sample_of(line: Entry) -> Sample:
     disks = line.get("disks")
     # The recorder omits disks without any requests. An empty `disks` shows that all were idle.
     disk_count = {"disks": float(len(disks))} if isinstance(disks, dict) else {}
-    things: dict[Thing, Values] = {(MACHINE, ""): {**numbers(line), **disk_count}}
+    things: dict[Thing, Values] = {THE_MACHINE: {**numbers(line), **disk_count}}
     if isinstance(interface := line.get("card"), dict):
-        things[INTERFACE, ""] = numbers(interface)
+        things[Thing(INTERFACE, "")] = numbers(interface)
     for kind, key in ((DISK, "disks"), (SHARE, "mounts")):
-        things |= {(kind, name): values for name, values in numbers_by_name(line.get(key)).items()}
+        values_by_name = numbers_by_name(line.get(key))
+        things |= {Thing(kind, name): values for name, values in values_by_name.items()}
     gpus = line.get("gpus")
     valid = [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
     for gpu in valid[:MOST_THINGS]:
         index = number(gpu.get("index"))
+        # A GPU without a valid index counts as the first one, which most machines only have.
         index = 0 if index is None or index < 0 else int(index)
         if index < MOST_THINGS:
-            things[GPU, str(index)] = numbers(gpu)
+            things[Thing(GPU, str(index))] = numbers(gpu)
     ranks = numbers_by_name(line.get("ranks"), MOST_RANKS)
     return Sample(
         things, {rank: times for rank, times in ranks.items() if {"ran", "waited"} <= times.keys()}
@@ -402,10 +478,9 @@ def intervals(
     earlier: Sample | None, later: Sample, seconds: float
 ) -> Iterator[tuple[Thing, Interval]]:
     """Yield the interval between two samples for each thing of the later one."""
-    machine = MACHINE, ""
     for thing, values in later.things.items():
         start = earlier.things.get(thing, {}) if earlier is not None else {}
-        if thing == machine and earlier is not None:
+        if thing == THE_MACHINE and earlier is not None:
             # The machine's RANK_TIMES are the sums over the ranks that are in both samples. A rank
             # that is new in the later sample counts as nothing: its threads may be older. The sums
             # are growths already, so the machine's start is 0. A growth needs no seconds (0.0).

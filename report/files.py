@@ -155,13 +155,6 @@ class Growing:
         except OSError:
             return
 
-    def read_last_object(self) -> Entry | None:
-        """Return the object of the last line; None if that line is unfinished or no object."""
-        # A finished last line ends with "\n", so that "" follows it. The two empty strings in front
-        # stand for missing lines: a file without "\n" gives line "" and the text as `unfinished`.
-        *_, line, unfinished = ["", "", *last_of(self.path, LAST_BYTES).split("\n")]
-        return object_in(line.encode()) if not unfinished else None
-
 
 def last_of(path: Path, size: int) -> str:
     """Return the text of a file's last `size` bytes; "" if it cannot be read."""
@@ -171,6 +164,14 @@ def last_of(path: Path, size: int) -> str:
             return file.buffer.read(size).decode(errors="replace")
     except OSError:
         return ""
+
+
+def read_last_object(path: Path) -> Entry | None:
+    """Return the object of a file's last line; None if that line is unfinished or no object."""
+    # A finished last line ends with "\n", so that "" follows it. The two empty strings in front
+    # stand for missing lines: a file without "\n" gives line "" and the text as `unfinished`.
+    *_, line, unfinished = ["", "", *last_of(path, LAST_BYTES).split("\n")]
+    return object_in(line.encode()) if not unfinished else None
 
 
 def object_in(line: bytes) -> Entry | None:

@@ -23,7 +23,7 @@ from contract.text import seconds
 from report.files import time_of
 from report.read import BETWEEN, Machine, RankRecord
 
-# A run hangs after 15 s without a step, or after five median steps if they take longer.
+# A run hangs after SHORTEST seconds without a step, or STEPS median steps if they take longer.
 SHORTEST, STEPS = 15.0, 5
 STEADY = 10  # lines of a machine, one a second, in which a process must not change its state
 BUSY = 0.5  # a process that uses or waits for this fraction of a processor computes
@@ -59,7 +59,7 @@ class ProcessState(NamedTuple):
     busy: float = 0.0  # processors that they used or waited for
 
 
-def hang_of(
+def find_hang(
     records: Sequence[RankRecord],
     machines: Mapping[str, Machine],
     now: float,
@@ -78,7 +78,7 @@ def hang_of(
     if silent < max(SHORTEST, STEPS * max(median_step(record) for record in records)):
         return None
     processes = {
-        (record.host, record.rank): process_of(machines.get(record.host), record.rank)
+        (record.host, record.rank): read_process_state(machines.get(record.host), record.rank)
         for record in records
     }
     # A stopped process (T) explains the hang, whatever the ranks recorded last.
@@ -96,7 +96,7 @@ def hang_of(
         why = "all ranks wait for each other, as if the network had stopped"
         return missed or Hang(silent, [], why)
     ranks = [(record.host, record.rank) for record in absent]
-    # The clause explains the first absent rank.
+    # Hang has a single clause, which explains the first absent rank.
     return Hang(silent, ranks, explain_absence(absent[0], processes[ranks[0]]))
 
 
@@ -126,8 +126,9 @@ def median_step(record: RankRecord) -> float:
     return statistics.median(means[1:] or means)
 
 
-def process_of(machine: Machine | None, rank: int) -> ProcessState:
-    """Return the state of a rank's processes by the last STEADY lines of its machine."""
+def read_process_state(machine: Machine | None, rank: int) -> ProcessState:
+    """Return the state of a rank's processes by the last STEADY lines of its machine. It is blank
+    if there are fewer lines."""
     lines = [line for line in machine.recent if "mono" in line][-STEADY:] if machine else []
     # Fewer lines may show a state that is just about to change.
     if len(lines) < STEADY:
@@ -163,7 +164,7 @@ class Standing:
     host: str
     rank: int
     seconds: float  # of silence, until its machine's last line
-    place: str  # the result of place_of
+    place: str  # the result of describe_place
     sums: int | None = None  # how many sums it has entered; None if it does not count them
     bucket: int | None = None  # the index of the newest sum's bucket
     pass_seconds: float = 0.0  # the mean time between two backward passes
@@ -180,18 +181,28 @@ def standings(machines: Iterable[Machine], attempt: int) -> list[Standing]:
         if line.get("attempt") != attempt or not isinstance(ranks, dict):
             continue
         newest_mono = max(time_of(line.get("mono")) or 0.0, machine.mono)
-        # Names and entries come from the machine, so each of them is checked.
+        # Names and entries come from the machine, so each of them is checked. A rank has at most
+        # nine digits, as in the names of its files (read.RANK_FILE).
         for name, entry in list(ranks.items())[:MOST_RANKS]:
-            last = time_of(entry.get("last")) if isinstance(entry, dict) else None
+            last_mono = time_of(entry.get("last")) if isinstance(entry, dict) else None
             is_rank = name.isdecimal() and len(name) < 10
-            if last is not None and is_rank and newest_mono - last >= ASKED_AFTER:
-                rank: SilentRank = convert_what_fits(entry, SilentRank)
-                host, sums = machine.host, rank.sums
-                # The counters have times in nanoseconds (contract/records.py).
-                pass_seconds = max(0, sums.newest - sums.first) / 1e9 / max(1, sums.passes - 1)
-                counts = sums.entered, sums.bucket, pass_seconds
-                place = place_of(rank, host)
-                silent_ranks.append(Standing(host, int(name), newest_mono - last, place, *counts))
+            if last_mono is None or not is_rank or newest_mono - last_mono < ASKED_AFTER:
+                continue
+            rank: SilentRank = convert_what_fits(entry, SilentRank)
+            sums = rank.sums
+            # The counters have times in nanoseconds (contract/records.py).
+            pass_seconds = max(0, sums.newest - sums.first) / 1e9 / max(1, sums.passes - 1)
+            silent_ranks.append(
+                Standing(
+                    host=machine.host,
+                    rank=int(name),
+                    seconds=newest_mono - last_mono,
+                    place=describe_place(rank, machine.host),
+                    sums=sums.entered,
+                    bucket=sums.bucket,
+                    pass_seconds=pass_seconds,
+                )
+            )
     return sorted(silent_ranks, key=lambda standing: standing.rank)
 
 
@@ -212,6 +223,7 @@ def find_missed_sum(silent_ranks: Sequence[Standing], world_size: int) -> Hang |
     behind = [s for s in silent_ranks if counts.get(s.rank, number) < number]
     # A rank that waits in a collective of the script itself may wait for one of the other ranks.
     missing = [s for s in behind if not s.place.startswith(WAITS_IN)] or behind
+    # Of the waiting ranks, the one that has entered most sums.
     newest = max(waiting, key=lambda standing: counts[standing.rank])
     # A rank enters the sums of all buckets of a backward pass before it waits for the first sum. If
     # it has entered two more sums, the missed sum is that of the bucket two before its newest one.
@@ -224,6 +236,7 @@ def find_missed_sum(silent_ranks: Sequence[Standing], world_size: int) -> Hang |
     names += [f"{len(missing) - 3} more"] if len(missing) > 3 else []
     places = [f"Rank {standing.rank} {standing.place}" for standing in shown]
     places = places if len(missing) > 1 else [f"It {missing[0].place}"]
+    # Up to five ranks are listed, of more ranks the first four.
     ranks = [f"{standing.rank}" for standing in waiting]
     ranks = ranks if len(ranks) < 6 else [*ranks[:4], f"{len(ranks) - 4} more"]
     subject = f"Ranks {join_words(ranks)} have" if len(ranks) > 1 else f"Rank {ranks[0]} has"
@@ -233,13 +246,13 @@ def find_missed_sum(silent_ranks: Sequence[Standing], world_size: int) -> Hang |
 
 
 def join_words(words: Sequence[str]) -> str:
-    """Join words as in `1, 2 and 3`."""
+    """Join words as in `1, 2 and 3`. There is at least one word."""
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 # A rank's place, if Python waits for the threads of a script that has ended.
 SHUTDOWN = "is in threading._shutdown: a thread of the script is not a daemon"
-WAITS_IN = "waits in "
+WAITS_IN = "waits in "  # begins the place of a rank in a collective
 # A rank's place without frames, by the state of its process.
 STATES = {
     "T": "is stopped (SIGSTOP, or a debugger)",
@@ -260,7 +273,7 @@ class StackFrame(NamedTuple):
         return self.file.startswith("<") or any(folder in self.file for folder in LIBRARIES)
 
 
-def place_of(rank: SilentRank, host: str) -> str:
+def describe_place(rank: SilentRank, host: str) -> str:
     """Describe the deepest frame of the user's code in the main thread, or why there is none, and
     what NCCL has done."""
     # A thread is a list of frames, the deepest first: [["/home/anna/train.py", 40, "step"], ...].
@@ -330,4 +343,5 @@ def name_ranks(ranks: Sequence[tuple[str, int]]) -> str:
 
 
 def finished_text(finished: Sequence[tuple[str, int]]) -> str:
+    """Return a clause on the ranks that ended. `finished`: host and rank of each of them."""
     return f"{name_ranks(finished)} ended with exit code 0"

@@ -6,7 +6,6 @@ bottleneck.find_slow_link.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -18,6 +17,13 @@ from contract.text import link_speed
 from report.files import read_object
 from report.read import RunRecord
 from report.text import aligned
+
+# A machine is slow if its best link reaches less than this fraction of the fastest link.
+SLOW_MACHINE = 0.5
+# A pair is slow if its link reaches less than this fraction of what both machines reach elsewhere.
+SLOW_PAIR = 0.7
+# Machines share a cable if all links together are slower than a single link by this factor.
+SHARED_CABLE = 1.5
 
 
 @dataclass(frozen=True)
@@ -121,64 +127,56 @@ def links_table(links: Links) -> list[str]:
 
 
 def links_sentences(links: Links | None) -> tuple[str, ...]:
-    """Say how fast links are, and what is wrong with them."""
+    """Return a sentence on how fast the links are, and one on each thing that is wrong with them.
+    Return () without links."""
     if links is None:
         return ()
     sentences = [
         f"Links: the slowest link reaches {links.slowest:.0f} Mbit/s, and "
         f"{min(links.ring):.0f} Mbit/s while all machines send (TCP reaches at most 941 on "
         f"{link_speed(1000)}).",
-        *report_slow_machines(links),
-        *report_slow_pairs(links),
-        *report_short_packets(links),
     ]
+    best_rates = links.best
+    fastest = max(best_rates.values())
+    # Machines whose own cable, port or card is slow.
+    for host, rate in best_rates.items():
+        speed = links.speeds.get(host, 0.0)
+        # If all cables are slow, no machine is slower than the others. A card that reports 100
+        # Mbit/s is slow in any case.
+        if rate >= SLOW_MACHINE * fastest and not 0 < speed <= 100:
+            continue
+        kind = "a 100 Mbit/s cable, port or card" if rate < 100 else "a bad cable, port or card"
+        says = f" (its card says {speed:.0f} Mbit/s)" if speed else ""
+        sentences.append(
+            f"{host} reaches at most {rate:.0f} Mbit/s{says}, other machines {fastest:.0f}: "
+            f"{kind}. It slows every run down to its own rate. Try another cable, then "
+            "another switch port."
+        )
+    for pair in links.pairs:
+        a, b = pair.hosts
+        best = min(best_rates[a], best_rates[b])
+        # A slow cable slows down all pairs of its machine, but here a single pair is slow.
+        if pair.mbit < SLOW_PAIR * best:
+            sentences.append(
+                f"{a} and {b} reach {pair.mbit:.0f} Mbit/s with each other, but both reach "
+                f"{best:.0f} with other machines: are they on two switches?"
+            )
+    for pair in links.pairs:
+        a, b = pair.hosts
+        # A switch with a smaller MTU than the cards drops packets without telling the sender.
+        mtus = [links.mtus[host] for host in pair.hosts if host in links.mtus]
+        if pair.mtu and pair.mtu < max(mtus, default=0):
+            set_to = " and ".join(f"{mtu:.0f}" for mtu in mtus)
+            sentences.append(
+                f"Only packets of up to {pair.mtu:.0f} bytes pass between {a} and {b}, but "
+                f"their network cards are set to {set_to}: larger packets are lost, and "
+                "connections hang. Set the MTU of both and of the switch to the same value."
+            )
     # In a ring each cable carries as much as in a pair, unless machines share a cable.
-    if 1.5 * min(links.ring) < links.slowest:
+    if SHARED_CABLE * min(links.ring) < links.slowest:
         sentences.append(
             f"A machine receives {min(links.ring):.0f} Mbit/s while all send, though each single "
             f"pair reaches {links.slowest:.0f}: is the switch, or a cable between two switches, "
             "shared?"
         )
     return tuple(sentences)
-
-
-def report_slow_machines(links: Links) -> Iterator[str]:
-    fastest = max(links.best.values())
-    for host, rate in links.best.items():
-        speed = links.speeds.get(host, 0.0)
-        # If all cables are slow, no machine is slower than the others. A card that reports 100
-        # Mbit/s is slow in any case.
-        if rate >= fastest / 2 and not 0 < speed <= 100:
-            continue
-        kind = "a 100 Mbit/s cable, port or card" if rate < 100 else "a bad cable, port or card"
-        says = f" (its card says {speed:.0f} Mbit/s)" if speed else ""
-        yield (
-            f"{host} reaches at most {rate:.0f} Mbit/s{says}, other machines {fastest:.0f}: "
-            f"{kind}. It slows every run down to its own rate. Try another cable, then "
-            "another switch port."
-        )
-
-
-def report_slow_pairs(links: Links) -> Iterator[str]:
-    for pair in links.pairs:
-        a, b = pair.hosts
-        best = min(links.best[a], links.best[b])
-        # A slow cable slows down all pairs of its machine, but here a single pair is slow.
-        if pair.mbit < 0.7 * best:
-            yield (
-                f"{a} and {b} reach {pair.mbit:.0f} Mbit/s with each other, but both reach "
-                f"{best:.0f} with other machines: are they on two switches?"
-            )
-
-
-def report_short_packets(links: Links) -> Iterator[str]:
-    for pair in links.pairs:
-        a, b = pair.hosts
-        mtus = [links.mtus[host] for host in pair.hosts if host in links.mtus]
-        if pair.mtu and pair.mtu < max(mtus, default=0):
-            set_to = " and ".join(f"{mtu:.0f}" for mtu in mtus)
-            yield (
-                f"Only packets of up to {pair.mtu:.0f} bytes pass between {a} and {b}, but "
-                f"their network cards are set to {set_to}: larger packets are lost, and "
-                "connections hang. Set the MTU of both and of the switch to the same value."
-            )

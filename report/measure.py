@@ -179,15 +179,25 @@ class Step:
         return self.nodes == 1 or self.shared_machine
 
     @property
-    def gpus(self) -> int:
+    def ranks_per_machine(self) -> int:
         """Ranks per machine, assumed to be about the same number on all machines."""
         return max(1, round(self.world / self.nodes))
+
+    @property
+    def computed_bytes(self) -> float | None:
+        """Bytes per node and step by the strategy's formula, without counters; None if this version
+        does not know the strategy."""
+        if self.strategy is None:
+            return None
+        return self.strategy.bytes_per_step(self.nodes, self.payload, self.ranks_per_machine)
 
     def wait(self, strategy: Strategy, machines: int, rate: float) -> float:
         """Return the seconds per step that ranks of `machines` machines wait for the network, over
         links of `rate` bytes per second."""
-        payload = self.payload_for(strategy)
-        return formulas.sync_wait(strategy, machines, payload, rate, self.backward, self.gpus)
+        payload, ranks_per_machine = self.payload_for(strategy), self.ranks_per_machine
+        return formulas.sync_wait(
+            strategy, machines, payload, rate, self.backward, ranks_per_machine
+        )
 
     @property
     def images_per_second(self) -> float:
@@ -232,10 +242,12 @@ def step_of_ranks(records: list[RankRecord], program: PlannedProgram) -> Step:
     # A wait for another rank's work between epochs counts as that work, not as part of a step. The
     # wait is therefore subtracted from `sync_exposed` and added to `between`.
     epoch_waits = waits_between(records, skip_warm_up)
-    counts, between, ranks, savings = [], 0.0, [], []
+    between = 0.0
+    # For each rank: the number of measured steps, the mean step, and seconds of saving per step.
+    counts, ranks, saving_seconds = [], [], []
     for record, wait in zip(records, epoch_waits.seconds):
         lines = measured_lines(record, skip_warm_up)
-        spent = steady_seconds(record, skip_warm_up)
+        spent = mean_step_seconds(record, skip_warm_up)
         count = count_steps(record, lines)
         spent["sync_exposed"] -= wait / count
         spent[BETWEEN] = sum(record.steps.between[line] for line in lines) / count
@@ -246,7 +258,8 @@ def step_of_ranks(records: list[RankRecord], program: PlannedProgram) -> Step:
         # lines. Its seconds of saving are the wait for the last file, after training.
         end = record.other_lines[-1] if record.end.mono is not None and record.other_lines else None
         at_end = end.seconds.get("checkpoint", 0.0) if end else 0.0
-        savings.append((record.seconds.get("checkpoint", 0.0) - at_end) / record.step_count)
+        in_loop = record.seconds.get("checkpoint", 0.0) - at_end
+        saving_seconds.append(in_loop / record.step_count)
     mean = {
         category: statistics.fmean(rank.seconds.get(category, 0.0) for rank in ranks)
         for category in (*OWN_WORK, "sync_exposed")
@@ -254,18 +267,18 @@ def step_of_ranks(records: list[RankRecord], program: PlannedProgram) -> Step:
     start = records[0].start
     pending, strategy = None, formulas.strategy_of(start)
     # A run that never got past the warm-up measured exact sums.
-    warm = max(map(count_warm_up_steps, records))
-    if warm and not skip_warm_up:
+    warm_steps = max(map(count_warm_up_steps, records))
+    if warm_steps and not skip_warm_up:
         pending, strategy = strategy, parse(EXACT)
     # Even the last rank waits for the network; the longer waits of other ranks are for that rank.
-    last = measure_last_rank(records, skip_warm_up)
-    network = last.get("sync_exposed")
+    last_rank = measure_last_rank(records, skip_warm_up)
+    network = last_rank.get("sync_exposed")
     if network is None:
         # No step ends a line on all ranks (joint_pieces), so the last rank of each step is unknown.
         # The rank with the shortest mean wait stands for the last rank.
-        network = min(steady_seconds(r, skip_warm_up).get("sync_exposed", 0.0) for r in records)
-    late_by = max(OWN_WORK, key=lambda name: last.get(name, 0.0) - mean[name])
-    # The waits between epochs were subtracted from `mean`, but not from `last`. Without this
+        network = min(mean_step_seconds(r, skip_warm_up).get("sync_exposed", 0.0) for r in records)
+    late_by = max(OWN_WORK, key=lambda name: last_rank.get(name, 0.0) - mean[name])
+    # The waits between epochs were subtracted from `mean`, but not from `last_rank`. Without this
     # limit `peers` could be negative.
     network = min(network, mean["sync_exposed"])
     peers = mean["sync_exposed"] - network
@@ -295,19 +308,19 @@ def step_of_ranks(records: list[RankRecord], program: PlannedProgram) -> Step:
         other=mean["other"],
         network=network,
         peers=peers,
-        checkpoint=statistics.fmean(savings),
+        checkpoint=statistics.fmean(saving_seconds),
         ranks=tuple(ranks),
         between=between,
         rank_work=epoch_waits.worked_alone / min(counts),
         epochs_begun=max(record.epochs_begun for record in records),
-        late_by=late_by if last.get(late_by, 0.0) > mean[late_by] else "",
-        last_rank=last,
+        late_by=late_by if last_rank.get(late_by, 0.0) > mean[late_by] else "",
+        last_rank=last_rank,
         least_save=min((stall for stall in stalls if stall > 0), default=math.inf),
         measured_steps=min(counts),
         halves=halves.seconds,
         halves_error=halves.error,
         pending=pending,
-        warm_steps=warm,
+        warm_steps=warm_steps,
         warm_seconds=measure_warm_up_step(records) if skip_warm_up else 0.0,
         phases=Phases(start.epochs or 1, start.warmup or 0, family or SGD, warm_up_chosen),
         planned_steps=count_planned_steps(start),
@@ -356,8 +369,8 @@ def count_steps(record: RankRecord, lines: list[int]) -> int:
     return sum(record.steps.count[line] for line in lines)
 
 
-def steady_seconds(record: RankRecord, skip_warm_up: bool) -> dict[str, float]:
-    """Return the mean seconds of a rank's measured steps, by category."""
+def mean_step_seconds(record: RankRecord, skip_warm_up: bool) -> dict[str, float]:
+    """Return the mean seconds of a rank's measured steps (measured_lines), by category."""
     lines = measured_lines(record, skip_warm_up)
     steps = count_steps(record, lines)
     return {
@@ -373,6 +386,7 @@ class Halves(NamedTuple):
 
 def compare_halves(records: list[RankRecord], skip_warm_up: bool) -> Halves:
     """Return the mean step in the first and in the second half of the measured steps."""
+    # The totals of each half over all ranks, and the standard error of each rank's difference.
     spent, steps, errors = [0.0, 0.0], [0, 0], []
     for record in records:
         lines, columns = measured_lines(record, skip_warm_up), record.steps
@@ -421,15 +435,16 @@ def joint_pieces(
     records: list[RankRecord], skip_warm_up: bool, categories: Sequence[str]
 ) -> Iterator[Piece]:
     """Cut the measured steps into the smallest pieces that end at a line's end on every rank."""
-    # A line may cover several steps, and each rank ends its lines itself. Example: if the lines of
-    # rank 0 end at steps 2, 4 and 6, and those of rank 1 at 3 and 6, the only piece ends at step 6.
+    # Ranks can only be compared over the same steps. A line may cover several steps, and each rank
+    # ends its lines itself. Example: if the lines of rank 0 end at steps 2, 4 and 6, and those of
+    # rank 1 at 3 and 6, the only piece ends at step 6.
     ends = [{r.steps.step[line] for line in measured_lines(r, skip_warm_up)} for r in records]
     common_ends = set.intersection(*ends) if ends else set()
     pieces: dict[int, list[tuple[float, ...]]] = {}  # by the last step
     for record in records:
         columns, lines = record.steps, measured_lines(record, skip_warm_up)
         steps = [columns.step[line] for line in lines]
-        # Indices of the lines with which pieces end.
+        # Indices (in `lines`) of the lines with which pieces end.
         cuts = [cut for cut, step in enumerate(steps) if step in common_ends]
         summed: list[Sequence[float]] = [
             columns.count,
@@ -444,7 +459,8 @@ def joint_pieces(
             sums.append(map(sub, map(running.__getitem__, cuts), [0, *(running[c] for c in cuts)]))
         for cut, piece in zip(cuts, zip(*sums)):
             pieces.setdefault(steps[cut], []).append(piece)
-    # Each tuple begins with the number of steps; the seconds follow.
+    # Each tuple begins with the number of steps; the seconds follow. The first piece may have fewer
+    # steps on some ranks, because each rank omits its first line, which may have several steps.
     for ranks in pieces.values():
         yield Piece(max(count for count, *_ in ranks), [piece[1:] for piece in ranks])
 
@@ -460,7 +476,7 @@ def waits_between(records: Sequence[RankRecord], skip_warm_up: bool = False) -> 
     """Return how long each rank waited for ranks that still worked between two epochs."""
     waits, worked_alone = [0.0] * len(records), 0.0
     columns = [record.steps for record in records]
-    # Any rank may be the one that works between epochs.
+    # The steps before which some rank worked between epochs: it may be any rank.
     ends = {
         step
         for c in columns
@@ -475,9 +491,9 @@ def waits_between(records: Sequence[RankRecord], skip_warm_up: bool = False) -> 
         worked = [c.between[line] for c, line in lines]
         worked_alone += max(worked) - min(worked)
         # A rank waits for the rank that works longest, but no longer than its line recorded.
-        for rank, (c, line) in enumerate(lines):
+        for index, (c, line) in enumerate(lines):
             waited = c.seconds["sync_exposed"][line]
-            waits[rank] += min(waited, max(worked) - worked[rank])
+            waits[index] += min(waited, max(worked) - worked[index])
     return EpochWaits(waits, worked_alone)
 
 
@@ -553,10 +569,8 @@ def achieved_rate(step: Step, uses: list[NetworkUsage]) -> float | None:
     """Return the bytes per second that the gradients achieved; None if that is unknown."""
     if step.strategy is None or step.network <= 0 or not step.payload.bytes or step.nodes == 1:
         return None
-    sent_bytes = step.bytes_sent
     # Without counters the bytes follow from the strategy.
-    if sent_bytes is None:
-        sent_bytes = step.strategy.bytes_per_step(step.nodes, step.payload, step.gpus)
+    sent_bytes = step.computed_bytes if step.bytes_sent is None else step.bytes_sent
     if not sent_bytes:
         return None
     # The wait is only the part of the transfer that backward does not hide.

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from boundary.run_files import RankStart
 from contract import runs, verbs
 from contract.errors import UserError
 from contract.options import DEFAULT_MODEL, OPTIMIZERS, option
@@ -29,7 +28,7 @@ from report.links import link_rates, links_sentences, read_links
 from report.measure import LEAST_STEPS, Step, machine_speeds, measure_step
 from report.predict import Basis
 from report.progress import learning_curve
-from report.read import RunRecord, read_run
+from report.read import RunRecord, first_start, read_run
 from report.reading import reading_of, without_reading
 from report.usage import usage_of
 
@@ -41,9 +40,18 @@ def basis_on_paper(gpu: str, model: str, precision: str | None) -> Basis:
     speed, source = published_speeds.images_per_second(gpu, model, used_precision)
     step = published_speeds.paper_step(gpu, model, used_precision)
     about = (f"One {gpu}: {speed:.0f} images/s, {source}. Nobody measured it on your PCs.",)
-    batch = published_speeds.BATCH
-    # Images have 224 pixels. The number of images is unknown (None); evaluation counts as 0 s.
-    return Basis(f"{gpu} on paper", model, 224, batch, (step,), None, 0.0, used_precision, about)
+    return Basis(
+        run=f"{gpu} on paper",
+        model=model,
+        image_size=published_speeds.IMAGE_SIZE,
+        batch=published_speeds.BATCH,
+        steps=(step,),
+        # The number of images is unknown, so the prediction has no seconds of a run.
+        train_images=None,
+        evaluate_seconds=0.0,
+        precision=used_precision,
+        about=about,
+    )
 
 
 @dataclass(frozen=True)
@@ -131,7 +139,8 @@ def newest_speeds(root: Path, setting: runs.Setting) -> dict[str, float]:
     """Return the images/s of the machines of `setting`, each without the other machines, by their
     newest runs or measurements. Machines without a speed are absent."""
     # Bases of any batch and of any machines fit, so no machines (0) are compared.
-    any_batch, bases = replace(setting, batch=None, machines=()), []
+    bases = []
+    any_batch = replace(setting, batch=None, machines=())
     for folder in islice(folders_of(root, setting.model), MOST_FOLDERS):
         basis = None
         with contextlib.suppress(UserError):  # a damaged folder
@@ -171,21 +180,15 @@ def script_speeds(root: Path, name: str, options: Mapping[str, object]) -> dict[
 
 
 def merge_speeds(speeds: dict[str, float], older: dict[str, float]) -> dict[str, float]:
-    """Add the speeds of machines that only `older` has, scaled by the mean ratio of the machines in
-    both. Without a common machine nothing is added, unless `speeds` is empty."""
+    """Return `speeds` and the speeds of machines that only `older` has. The older speeds are
+    scaled by the mean ratio of the machines in both. If no machine is in both, return `speeds`
+    unchanged, or `older` if `speeds` is empty."""
     # The older run may have had another batch or model, but only the ratios of speeds matter.
     ratios = [speeds[name] / speed for name, speed in older.items() if name in speeds]
     if speeds and not ratios:
         return speeds
     scale = statistics.fmean(ratios) if ratios else 1.0
     return {**{name: scale * speed for name, speed in older.items()}, **speeds}
-
-
-def read_basis(folder: Path) -> Basis | None:
-    """Read the basis of a folder; None if it has no step, or no size of gradients."""
-    run = read_run(folder)
-    measured = folder.resolve().parent.name == runs.MEASURED
-    return read_measured(run) if measured else read_trained(run)
 
 
 # What a user must know about a basis whose nodes were processes of one PC.
@@ -195,14 +198,18 @@ ONE_PC = (
 )
 
 
-def read_trained(run: RunRecord) -> Basis | None:
-    """Return the basis of a run; None if it has no step, or no size of gradients."""
+def read_basis(folder: Path) -> Basis | None:
+    """Return the basis of a run or a measurement; None if it has no step, or no size of
+    gradients."""
+    run = read_run(folder)
+    if folder.resolve().parent.name == runs.MEASURED:
+        return read_measured(run)
     uses = usage_of(run)
     step = measure_step(run, uses.networks)
     if step is None or not step.payload.bytes:
         return None
     reading = None if step.shared_machine else reading_of(step, uses.in_attempt(step.attempt))
-    records = [r for r in run.ranks if r.attempt == step.attempt]
+    records = run.ranks_in(step.attempt)
     evaluations = max(1, len(learning_curve(run)))
     # The seconds of all evaluations, as a mean over the ranks.
     evaluate_seconds = sum(r.seconds.get("evaluate", 0.0) for r in records) / len(records)
@@ -219,7 +226,7 @@ def basis_of(
     run: RunRecord, steps: tuple[Step, ...], evaluate_seconds: float, about: tuple[str, ...]
 ) -> Basis:
     """Return the basis of a run or measurement; the arguments are fields of Basis."""
-    start = next((record.start for record in run.ranks if record.start), RankStart())
+    start = first_start(run.ranks)
     images, pixels = start.train_images, start.image_size
     return Basis(
         run=run.folder.resolve().name,
@@ -252,12 +259,20 @@ def read_measured(run: RunRecord) -> Basis | None:
         return None
     unix, links = run.plan.created_unix or 0.0, read_links(run, hosts)
     start, data = run.ranks[0].start, bool(run.plan.data)
-    about = [
-        *steps_sentences(hosts, steps, unix, data, start.parameters or 0.0),
-        *([] if on_one_pc else balance_sentences(hosts, steps)),
-        *links_sentences(links),
-        *([ONE_PC] if on_one_pc else []),
-    ]
+    about = [*steps_sentences(hosts, steps, unix, data, start.parameters or 0.0)]
+    # There are no weights if the speeds are too equal for BALANCE. Processes of one PC slow each
+    # other down, so their speeds say nothing.
+    weights = () if on_one_pc else weights_of(list(map(speed_of, steps)))
+    if weights:
+        batches = node_batches(round(steps[0].images), [step.world for step in steps], weights)
+        shares = ", ".join(f"{host} {batch}" for host, batch in zip(hosts, batches))
+        equal, unequal = max(step.work for step in steps), balanced_step(steps).work
+        about.append(
+            f"With BALANCE=auto, each machine gets images in proportion to its speed, {shares}. A "
+            f"step then takes {seconds(unequal)} without the network, and {seconds(equal)} with "
+            "equal batches."
+        )
+    about += [*links_sentences(links), *([ONE_PC] if on_one_pc else [])]
     # A run on n machines uses the first n machines.
     joint_steps = tuple(balanced_step(steps[:n]) for n in range(1, len(steps) + 1))
     # Evaluation loads images and computes forward.
@@ -276,12 +291,13 @@ def read_measured(run: RunRecord) -> Basis | None:
 
 
 def speed_of(step: Step) -> float:
-    """Return the images/s of one machine that trained without others."""
+    """Return the images/s of one machine that trained without the other machines."""
     return step.images / step.work
 
 
 def balanced_step(steps: list[Step]) -> Step:
-    """Return the joint step of machines that were each measured with a batch of the same size."""
+    """Return the joint step of machines that were each measured with a batch of the same size. It
+    is the step of the slowest machine, with its share of the images."""
     # With equal batches all machines wait for the slowest machine.
     slowest = max(steps, key=lambda step: step.work)
     if slowest.shared_machine or not weights_of(list(map(speed_of, steps))):
@@ -294,38 +310,25 @@ def balanced_step(steps: list[Step]) -> Step:
     return replace(slowest, **{name: share * getattr(slowest, name) for name in scaled})
 
 
-def balance_sentences(hosts: tuple[str, ...], steps: list[Step]) -> list[str]:
-    """Return a sentence on each machine's images, or [] if speeds are too equal for BALANCE."""
-    weights = weights_of(list(map(speed_of, steps)))
-    if not weights:
-        return []
-    batches = node_batches(round(steps[0].images), [step.world for step in steps], weights)
-    shares = ", ".join(f"{host} {batch}" for host, batch in zip(hosts, batches))
-    equal, unequal = max(step.work for step in steps), balanced_step(steps).work
-    return [
-        f"With BALANCE=auto, each machine gets images in proportion to its speed, {shares}. A "
-        f"step then takes {seconds(unequal)} without the network, and {seconds(equal)} with "
-        "equal batches."
-    ]
-
-
 def steps_sentences(
     hosts: tuple[str, ...], steps: list[Step], unix: float, data: bool, parameters: float
 ) -> tuple[str, str]:
     """Say how long steps took, on which machines and when, and the parts of the slowest step.
     `data`: False if the machines trained on noise."""
     clock = time.strftime("%Y-%m-%d %H:%M", time.localtime(unix))
-    by_work = sorted(zip([step.work for step in steps], hosts, range(len(steps))))
-    (shortest, fast_host, _), (longest, slow_host, slow_index) = by_work[0], by_work[-1]
+    step_by_host = dict(zip(hosts, steps))
+    by_work = sorted(hosts, key=lambda host: (step_by_host[host].work, host))
+    fast_host, slow_host = by_work[0], by_work[-1]
+    step = step_by_host[slow_host]
+    shortest, longest = step_by_host[fast_host].work, step.work
     images = "" if data else ", with noise instead of images"
     if len(hosts) == 1:
         themselves, took, place = "by itself", seconds(shortest), ""
     else:
         took = f"{seconds(shortest)} ({fast_host}) to {seconds(longest)} ({slow_host})"
         themselves, place = "by themselves", f" on {slow_host}"
-    step = steps[slow_index]
-    times = {"forward": step.forward, "backward": step.backward, "optimizer": step.optimizer}
-    spent = ", ".join(f"{name} {seconds(value)}" for name, value in times.items())
+    parts = ("forward", "backward", "optimizer")
+    spent = ", ".join(f"{name} {seconds(getattr(step, name))}" for name in parts)
     return (
         f"Measured at {clock} on {', '.join(hosts)} {themselves}{images}: a step took {took}.",
         f"The largest parts{place}: {spent}. {millions(parameters)} parameters, "

@@ -53,51 +53,60 @@ def prose(sentence: str) -> Markup:
     return Markup().join(marked)
 
 
-# Lengths of a chart in px: its width, and the margins of its curves.
+# Lengths in px. A chart's width, and the margins of its curves.
 WIDTH = 720
 LEFT, RIGHT = 76, 12
-LETTER = 12  # px; the width of a letter of up to 22 px
+# Of a chart of bars: the room for labels on the left and for figures on the right, the distance of
+# two bars, and a bar's height.
+LABEL_WIDTH, ROW_HEIGHT, BAR_HEIGHT = 120, 32, 20
+# The height of the plot of a curve, its base line from the top, and the room for an axis below it.
+PLOT_HEIGHT, BASE_Y, AXIS_HEIGHT = 170, 184, 26
+LETTER = 12  # the width of a letter in a font of up to 22 px
 MOST_LINES = 8  # as many as there are colours
 DRAWN = 120  # points of a line; a chart of this width cannot show more
-GAP = 4.0  # a line is broken at so many times the usual distance of its points
+GAP = 4.0  # a line is broken between points at so many times their usual distance
 ASTRAY = 50.0  # a value beyond so many times the ninth decile does not set the scale
 
 
 def bars(item: Bars) -> str:
     """Draw horizontal bars, each with its segments from left to right."""
-    axis_left, has_one_figure = 120, not item.keys
+    has_one_figure = not item.keys
     # The figure is written behind its bar. Bars with keys have an axis instead.
-    right, row_height = WIDTH - (120 if has_one_figure else RIGHT), 32
+    right = WIDTH - (LABEL_WIDTH if has_one_figure else RIGHT)
     sums = [sum(max(0.0, value) for _, value in bar.segments) + bar.spread for bar in item.rows]
     longest = max([*sums, item.limit or 0.0]) or 1.0
-    scale = (right - axis_left) / longest
-    marks = []
+    scale = (right - LABEL_WIDTH) / longest
+    elements = []
     for index, bar in enumerate(item.rows):
-        y, x = index * row_height + 4, float(axis_left)
-        label = text(axis_left - 8, y + 15, "end", bar.label)
-        marks.append(f'<a href="{escape(bar.link)}">{label}</a>' if bar.link else label)
+        y, x = index * ROW_HEIGHT + 4, float(LABEL_WIDTH)
+        label = text(LABEL_WIDTH - 8, y + 15, "end", bar.label)
+        elements.append(f'<a href="{escape(bar.link)}">{label}</a>' if bar.link else label)
         for colour, value in bar.segments:
             width = max(0.0, value * scale)
             if width >= 0.05:
                 title = f"{colour.replace('_', ' ')}: {three_digits(value)} {item.unit}"
-                marks.append(
+                elements.append(
                     f'<rect class="c-{colour}" x="{x:.1f}" y="{y}" width="{width:.1f}" '
-                    f'height="20"><title>{escape(title)}</title></rect>'
+                    f'height="{BAR_HEIGHT}"><title>{escape(title)}</title></rect>'
                 )
             x += width
         if bar.spread:
-            ends = x - bar.spread * scale, x + bar.spread * scale
-            marks.append(rule("spread", ends[0], ends[1], y + 10, y + 10))
+            half, middle = bar.spread * scale, y + BAR_HEIGHT / 2
+            elements.append(rule("spread", x - half, x + half, middle, middle))
         if has_one_figure:
-            marks.append(text(WIDTH - RIGHT, y + 15, "end", f"{bar.figure} {item.unit}"))
-    base = len(item.rows) * row_height + 4
+            elements.append(text(WIDTH - RIGHT, y + 15, "end", f"{bar.figure} {item.unit}"))
+    base = len(item.rows) * ROW_HEIGHT + 4
     if item.limit:
-        x = axis_left + item.limit * scale
-        marks.append(rule("limit", x, x, 0, base))
-    marks += [] if has_one_figure else axis_x(axis_left, base, longest, item.unit)
+        x = LABEL_WIDTH + item.limit * scale
+        elements.append(rule("limit", x, x, 0, base))
+    elements += [] if has_one_figure else axis_x(LABEL_WIDTH, base, longest, item.unit)
     figures = ", ".join(f"{bar.label} {bar.figure}".strip() for bar in item.rows)
     keys = ", ".join(f"{key.name} {key.figure}".strip() for key in item.keys if key.figure)
-    return svg(base + (0 if has_one_figure else 26), f"{item.caption}: {keys or figures}.", marks)
+    return svg(
+        base + (0 if has_one_figure else AXIS_HEIGHT),
+        f"{item.caption}: {keys or figures}.",
+        elements,
+    )
 
 
 def curve(item: Curve) -> str:
@@ -112,21 +121,20 @@ def curve(item: Curve) -> str:
     floor = -nice(-values[0]) if values[0] < 0 else 0.0
     top = highest(values) if item.steady and not floor else values[-1]
     ceiling = item.top or (nice(top) if top > 0 or not floor else 0.0)
-    height, base = 170, 184
-    marks = grid(floor, ceiling, base, height, item.unit)
+    elements = grid(floor, ceiling, item.unit)
     for _, colour, series in lines:
         for unbroken in split_at_gaps(series):
             positions = [
                 (
                     LEFT + x / unit_length / end * (WIDTH - LEFT - RIGHT),
-                    base - (min(y, ceiling) - floor) / (ceiling - floor) * height,
+                    BASE_Y - (min(y, ceiling) - floor) / (ceiling - floor) * PLOT_HEIGHT,
                 )
                 for x, y in unbroken
             ]
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in positions)
-            marks.append(f'<polyline class="l-{colour}" points="{path}"/>')
+            elements.append(f'<polyline class="l-{colour}" points="{path}"/>')
             if len(series) <= 40 or len(positions) == 1:
-                marks += [
+                elements += [
                     f'<circle class="d-{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
                     for x, y in positions
                 ]
@@ -134,22 +142,25 @@ def curve(item: Curve) -> str:
         x = LEFT + min(1.0, mark.x / unit_length / end) * (WIDTH - LEFT - RIGHT)
         # The words are on the side of the mark that has more room.
         anchor, words_x = ("end", x - 5) if x > WIDTH / 2 else ("start", x + 5)
-        marks += [rule("mark", x, x, base - height, base), text(words_x, 30, anchor, mark.words)]
+        elements += [
+            rule("mark", x, x, BASE_Y - PLOT_HEIGHT, BASE_Y),
+            text(words_x, 30, anchor, mark.words),
+        ]
     # A value above the chart is written into the chart.
     if values[-1] > ceiling:
-        marks.append(
+        elements.append(
             text(WIDTH - RIGHT, 36, "end", f"the highest of all: {three_digits(values[-1])}")
         )
-    marks += axis_x(LEFT, base, end, x_unit)
+    elements += axis_x(LEFT, BASE_Y, end, x_unit)
     means = ((line.name, sum(y for _, y in line.points) / len(line.points)) for line in lines)
     averages = ", ".join(f"{name} {three_digits(mean)}" for name, mean in means)
     unit = f" in {item.unit}" if item.unit else ""
-    return svg(base + 26, f"{item.title}, mean{unit}: {averages}.", marks)
+    return svg(BASE_Y + AXIS_HEIGHT, f"{item.title}, mean{unit}: {averages}.", elements)
 
 
 def highest(values: list[float]) -> float:
-    """Return the largest value that is not ASTRAY; `values` are sorted."""
-    usual = values[9 * (len(values) - 1) // 10]
+    """Return the largest value that is not ASTRAY; `values` are sorted, the smallest first."""
+    usual = values[9 * (len(values) - 1) // 10]  # the ninth decile
     return max((value for value in values if value <= ASTRAY * usual), default=values[-1])
 
 
@@ -164,23 +175,23 @@ def split_at_gaps(points: Points) -> list[Points]:
     return pieces
 
 
-def grid(floor: float, ceiling: float, base: int, height: int, unit: str) -> list[str]:
+def grid(floor: float, ceiling: float, unit: str) -> list[str]:
     """Draw horizontal lines with their figures on the left."""
-    marks = []
+    elements = []
     values = ticks(max(ceiling, -floor))
     for value in sorted({*values, *(-value for value in values)}):
         if not floor <= value <= ceiling:
             continue
-        y = base - height * (value - floor) / (ceiling - floor)
+        y = BASE_Y - PLOT_HEIGHT * (value - floor) / (ceiling - floor)
         label = f"{value:,g}" + (f" {unit}" if value == ceiling and len(unit) == 1 else "")
-        marks.append(rule("grid", LEFT, WIDTH - RIGHT, y, y))
-        marks.append(text(LEFT - 6, y + 4, "end", label))
-    return marks
+        elements.append(rule("grid", LEFT, WIDTH - RIGHT, y, y))
+        elements.append(text(LEFT - 6, y + 4, "end", label))
+    return elements
 
 
 def axis_x(axis_left: int, base: float, end: float, unit: str) -> list[str]:
     """Draw the x axis from zero to `end`, with round figures. Epochs are whole numbers."""
-    marks = [rule("axis", axis_left, WIDTH - RIGHT, base, base)]
+    elements = [rule("axis", axis_left, WIDTH - RIGHT, base, base)]
     values = ticks(end, integers=unit == "epochs")
     # A figure is left out if it would overlap the figure on its right. The loop begins on the
     # right, because the last figure, which has the unit, must be there.
@@ -191,9 +202,9 @@ def axis_x(axis_left: int, base: float, end: float, unit: str) -> list[str]:
         width = LETTER * len(label)
         x = min(x, WIDTH - width / 2)
         if x + width / 2 <= free:
-            marks.append(text(x, base + 19, "middle", label))
+            elements.append(text(x, base + 19, "middle", label))
             free = x - width / 2
-    return marks
+    return elements
 
 
 def ticks(end: float, integers: bool = False) -> list[float]:
@@ -223,9 +234,9 @@ def rule(name: str, x1: float, x2: float, y1: float, y2: float) -> str:
     return f'<line class="{name}" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>'
 
 
-def svg(height: float, description: str, marks: list[str]) -> str:
+def svg(height: float, description: str, elements: list[str]) -> str:
     """Return an SVG element with its text alternative; it scales with the page."""
     return (
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(description)}">'
-        f"{''.join(marks)}</svg>"
+        f"{''.join(elements)}</svg>"
     )

@@ -47,7 +47,7 @@ def plan_main(argv: list[str]) -> int:
     family = OPTIMIZERS[options.optimizer].family
     phases = Phases(options.epochs, options.warmup, family, options.warmup_chosen)
     requested = strategies.parse(options.sync)
-    # Published speeds hold for one size of images and no run.
+    # Published speeds are about a single size of images, and about no run.
     if options.gpu and (options.run or options.image_size):
         raise UserError("--gpu predicts from published speeds: omit --run and --image-size.")
     basis = (
@@ -102,7 +102,7 @@ def plan_main(argv: list[str]) -> int:
 def advise_switch(
     basis: Basis, rows: list[Row], mbit: float, requested: Strategy, phases: Phases
 ) -> str:
-    """Return a sentence on the gain by a switch of BETTER_LINK."""
+    """Return a sentence on the gain by a switch of BETTER_LINK. `mbit`: the speed of the link."""
     # There is no better switch to recommend, so the user should measure real machines.
     if mbit >= BETTER_LINK:
         return "Nobody has measured such machines: `make plan` without GPU measures yours."
@@ -147,18 +147,6 @@ def find_row(rows: list[Row], nodes: int, strategy: Strategy, basis: Basis) -> R
     )
 
 
-def describe_warm_up(phases: Phases, specs: list[str]) -> str:
-    """Return a sentence on the warm-up of the strategies `specs`."""
-    names = " or ".join(dict.fromkeys(spec.split(":")[0] for spec in specs))
-    if phases.warmup >= phases.epochs:
-        return f"All {phases.epochs:g} epochs are warm-up, in which {names} sums like allreduce."
-    return (
-        f"The speeds are for {phases.epochs:g} epochs (EPOCHS=). During the warm-up "
-        f"(--sync_warmup {phases.warmup:g}), {names} uses exact sums and takes "
-        "as long as allreduce."
-    )
-
-
 READING = (
     "N: machines; a step, img/s: after the warm-up; x one: times one machine, over a whole run; "
     "accuracy: the strategy's label with the run's optimizer (SGD, or what ARGS='--optimizer ...' "
@@ -171,13 +159,14 @@ READING = (
 def render(
     basis: Basis, speed: str, rows: list[Row], shown: list[Row], phases: Phases
 ) -> list[str]:
-    """Return the table of the rows `shown` and the conclusions from all `rows`, in 80 columns."""
+    """Return the lines of the whole output, in 80 columns: the table of the rows `shown`, and the
+    conclusions from all `rows`. `speed`: a sentence on the links."""
     pixels = f" at {basis.image_size} pixels" if basis.image_size else ""
     level = f" in {basis.precision}" if basis.precision else ""
     lines = wrap(f"{basis.model}{pixels}{level}, {basis.batch} images per node and step.", "")
     for sentence in basis.about:
         lines += wrap(sentence, "")
-    # The marks stand behind the number of machines: `4 *=`.
+    # The marks stand behind the number of machines: `4 *=`. READING and `conclusion` explain them.
     marked = {"*": best(rows), "=": prediction.best_exact(rows)}
     if fastest(rows).label not in HARMLESS:
         marked["+"] = fastest(rows)
@@ -204,9 +193,20 @@ def render(
     lines += [*wrap(f"{speed}.", ""), "", *aligned(cells), ""]
     if len(shown) < len(rows):
         lines += wrap(f"ALL=1 shows {len(rows) - len(shown)} more rows.", "")
+    # The strategies that begin with exact sums.
     warming = [row.sync for row in shown if phases.exact_share(strategies.parse(row.sync))]
     if warming:
-        lines += wrap(describe_warm_up(phases, warming), "")
+        names = " or ".join(dict.fromkeys(spec.split(":")[0] for spec in warming))
+        warm_up = (
+            f"The speeds are for {phases.epochs:g} epochs (EPOCHS=). During the warm-up "
+            f"(--sync_warmup {phases.warmup:g}), {names} uses exact sums and takes "
+            "as long as allreduce."
+        )
+        if phases.warmup >= phases.epochs:
+            warm_up = (
+                f"All {phases.epochs:g} epochs are warm-up, in which {names} sums like allreduce."
+            )
+        lines += wrap(warm_up, "")
     lines += wrap(prediction.conclusion(rows), "")
     return [
         *lines,

@@ -93,7 +93,8 @@ def predict_row(basis: Basis, nodes: int, strategy: Strategy, rate: float, phase
     images = step.images * nodes / step.nodes
 
     def bytes_and_seconds(used: Strategy) -> tuple[float, float]:
-        sent = used.bytes_per_step(nodes, step.payload_for(used), step.gpus)
+        """Return the bytes that a node sends in a step, and the seconds of the step."""
+        sent = used.bytes_per_step(nodes, step.payload_for(used), step.ranks_per_machine)
         # A step is not shorter than the cable of a share needs for its images and gradients.
         cable = basis.reading.cable_bytes(nodes, images, sent) / rate if basis.reading else 0.0
         return sent, max(step.work + step.wait(used, nodes, rate), cable)
@@ -115,12 +116,23 @@ def predict_row(basis: Basis, nodes: int, strategy: Strategy, rate: float, phase
     samples: float | None = None if label == "experimental" else 1.0
     if label == "costs samples":
         samples = prices.price_of(strategy, family).samples
-    figures = nodes, strategy.spec, sent, spent, images / spent, run_speed, run_seconds
-    return Row(*figures, label=label, samples=samples)
+    return Row(
+        nodes=nodes,
+        sync=strategy.spec,
+        bytes_sent=sent,
+        step_seconds=spent,
+        images_per_second=images / spent,
+        run_images_per_second=run_speed,
+        run_seconds=run_seconds,
+        label=label,
+        samples=samples,
+    )
 
 
 def fastest(rows: list[Row]) -> Row:
     """Return the row that reaches all-reduce's accuracy first, with as few machines as possible."""
+    # A strategy that needs more images takes that much longer. Rows without `samples` never reach
+    # the accuracy.
     reaching = [row for row in rows if row.samples]
     return max(
         reaching, key=lambda row: (row.run_images_per_second / (row.samples or 1), -row.nodes)
@@ -202,14 +214,15 @@ def reading_sentence(
     measured = basis.reading or Reading(IMAGENET, by_member=True)
     if nodes == 1 or (basis.image_size or 0) < LARGE_PIXELS:
         return ""
-    # The speeds with images as they are, with small copies, and without any image on the cable.
-    speeds = []
-    for image_bytes in (measured.image_bytes, SHRUNK, 0.0):
+
+    def predict_speed(image_bytes: float) -> float:
+        """Return the images/s if an image has `image_bytes` on the cable."""
         reading = replace(measured, image_bytes=image_bytes)
         rows = predict(replace(basis, reading=reading), nodes, rate, requested, phases)
-        row = best([row for row in rows if row.nodes == nodes])
-        speeds.append(row.images_per_second)
-    current, shrunk, cached = speeds
+        return best([row for row in rows if row.nodes == nodes]).images_per_second
+
+    current, shrunk = predict_speed(measured.image_bytes), predict_speed(SHRUNK)
+    cached = predict_speed(0.0)  # after the first epoch, each machine has all images
     if cached < MIN_READING_GAIN * current:
         return ""
     counted = "as the table counts" if basis.reading else "as in ImageNet (the table ignores them)"

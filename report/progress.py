@@ -58,13 +58,14 @@ class TimePoint:
 def learning_curve(run: RunRecord, newest_only: bool = False) -> list[Epoch]:
     """Return the evaluated epochs in order. If two attempts evaluated an epoch, the later attempt
     counts. `newest_only`: read only the last evaluation of each rank."""
-    starts, passed = {}, 0.0  # the seconds of all attempts before an attempt
+    # The seconds of all attempts before an attempt, by its number.
+    starts, passed = {}, 0.0
     for attempt in attempt_numbers(run):
         starts[attempt] = passed
-        records = [record for record in run.ranks if record.attempt == attempt]
-        passed += wall_seconds(run, attempt, records)
+        passed += wall_seconds(run, attempt, run.ranks_in(attempt))
     epochs: dict[int, Epoch] = {}
     for record in run.ranks:
+        # The process starts before the loop, and clocks of evaluations count from the loop.
         began, loop = record.start.mono_process, record.start.mono
         to_loop = 0.0 if began is None or loop is None else max(0.0, loop - began)
         for timed in record.evaluations[-1:] if newest_only else record.evaluations:
@@ -94,7 +95,7 @@ def time_line(run: RunRecord) -> list[TimePoint]:
     if end <= 0:
         return []
     lines = max(len(record.steps) for record in records)
-    # With fewer lines, the rate of a slice would depend on the place of its ends.
+    # With fewer than three lines, the rate of a slice would depend on where its ends are.
     slices = max(1, min(POINTS, lines // 3))
     width = end / slices
     images, spent, data, sync = ([0.0] * slices for _ in range(4))
@@ -110,10 +111,11 @@ def time_line(run: RunRecord) -> list[TimePoint]:
             sync[index] += sync_waits[line]
     return [
         TimePoint(
-            (index + 0.5) * width,
-            images[index] * len(records) / spent[index],
-            data[index] / spent[index],
-            sync[index] / spent[index],
+            seconds=(index + 0.5) * width,
+            # `spent` has the seconds of all ranks, which train at the same time.
+            images_per_second=images[index] * len(records) / spent[index],
+            data_share=data[index] / spent[index],
+            sync_share=sync[index] / spent[index],
         )
         for index in range(slices)
         if spent[index] > 0
@@ -161,14 +163,16 @@ def step_spans(run: RunRecord) -> list[Span]:
         p50 = statistics.median(mean for rank in means for mean in rank[span])
         longest = sorted(length for record in records for length in record.steps.longest[span])
         middle = records[0].steps.clock[begin + size // 2]
-        spans.append(Span(middle, p50, longest[int(0.95 * (len(longest) - 1))]))
+        p95 = longest[int(0.95 * (len(longest) - 1))]
+        spans.append(Span(seconds=middle, p50=p50, p95=p95))
     return spans
 
 
 def seconds_left(
     records: Sequence[RankRecord], step: int | None, steps: int | None
 ) -> float | None:
-    """Return the seconds of the remaining steps, with evaluation and saving as often as before."""
+    """Return the seconds of the remaining steps, with evaluation and saving as often as before.
+    Return None if a number of steps is unknown."""
     if step is None or steps is None:
         return None
     return max(0, steps - step) * max(record.clock / record.step_count for record in records)
@@ -181,7 +185,7 @@ def steps_of_run(start: RankStart) -> int | None:
 
 
 def hundred_epochs(run: RunRecord, accounting: Accounting) -> float | None:
-    """Return the seconds that 100 epochs like the measured ones take."""
+    """Return the seconds of one run of 100 epochs like the measured ones; None if unknown."""
     records = longest_attempt(run.ranks)
     # Without the length of an epoch there is nothing to multiply.
     per_epoch = records[0].start.steps_per_epoch if records else None
@@ -189,13 +193,16 @@ def hundred_epochs(run: RunRecord, accounting: Accounting) -> float | None:
         return None
     epochs = statistics.fmean(record.step_count for record in records) / per_epoch
     skip_warm_up = measure.has_steps_after_warm_up(records)
-    steps = (sum(measure.steady_seconds(record, skip_warm_up).values()) for record in records)
-    step = statistics.fmean(steps)
+    step_seconds = statistics.fmean(
+        sum(measure.mean_step_seconds(record, skip_warm_up).values()) for record in records
+    )
     # Evaluation, saving and other work between steps happens in each epoch.
-    other_lines = statistics.fmean(record.clock - sum(record.steps.total) for record in records)
-    # The warm-up of a strategy, start and stop happen once, however many epochs a run has.
-    warm = statistics.fmean(map(measure.count_warm_up_steps, records)) if skip_warm_up else 0
-    warming = warm * (measure.measure_warm_up_step(records) - step) if warm else 0.0
+    other_seconds = statistics.fmean(record.clock - sum(record.steps.total) for record in records)
+    # The warm-up of a strategy, start and stop happen once, however many epochs a run has. Only
+    # what the warm-up takes longer than other steps is added.
+    warm_steps = statistics.fmean(map(measure.count_warm_up_steps, records)) if skip_warm_up else 0
+    added = measure.measure_warm_up_step(records) - step_seconds if warm_steps else 0.0
+    # `start_stop` is the sum over all attempts, but a run without failures has a single attempt.
     attempts = max(1, len({time.attempt for time in accounting.ranks}))
-    once = warming + accounting.seconds["start_stop"] / attempts
-    return 100 * (per_epoch * step + other_lines / epochs) + once
+    once = warm_steps * added + accounting.seconds["start_stop"] / attempts
+    return 100 * (per_epoch * step_seconds + other_seconds / epochs) + once

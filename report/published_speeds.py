@@ -23,7 +23,7 @@ SPECIFICATIONS = "NVIDIA's specifications"
 
 
 class GpuSpeed(NamedTuple):
-    """The specified and published figures of a GPU."""
+    """The specified and published figures of a GPU. Rows of GPUS have the order of these fields."""
 
     gigabytes: float  # of memory bandwidth per second, by NVIDIA's specifications
     teraflops: float  # of fp32 arithmetic per second
@@ -83,11 +83,12 @@ COSTS = {"fp32": (1.130, 0.0264), "16 bits": (0.739, 0.0082)}
 MODEL = "resnet50"  # the default
 # torchvision's models with 1000 classes.
 PARAMETERS = {"resnet50": 25_557_032, "resnet152": 60_192_808}
-BATCH = 64
+BATCH, IMAGE_SIZE = 64, 224  # images of a step, and their pixels per side
 # Backward's share of computing: gradients of activations and of weights are each about as much work
 # as forward.
 BACKWARD = 2 / 3
-# ResNet-152's speed by ResNet-50's: the ratio in TENSORFLOW's table, 0.36 to 0.39 by card.
+# A model's speed as a fraction of ResNet-50's. That of ResNet-152 is 0.36 to 0.39 in TENSORFLOW's
+# table, depending on the GPU.
 SHARE = {"resnet50": 1.0, "resnet152": 0.38}
 
 
@@ -109,14 +110,16 @@ def best_precision(gpu: str) -> str:
 
 
 def generation(name: str) -> int:
-    """Return the compute capability of the first GPU of its generation."""
+    """Return the compute capability of the first GPU of its generation. `name`: a key of GPUS."""
+    # GPUS lists the generations in order, so the last one that began before this GPU is its own.
     names = list(GPUS)
     capabilities = GENERATIONS.items()
     return max(sm for oldest, sm in capabilities if names.index(oldest) <= names.index(name))
 
 
 def images_per_second(gpu: str, model: str, precision: str) -> tuple[float, str]:
-    """Return the images/s of one such GPU, and the source. Raises UserError if none is known."""
+    """Return the images/s of one such GPU, and words for the source. Raises UserError if no speed
+    is known."""
     name = find_gpu(gpu)
     speeds = GPUS[name]
     if model not in SHARE:
@@ -148,7 +151,8 @@ def images_per_second(gpu: str, model: str, precision: str) -> tuple[float, str]
 
 def paper_step(gpu: str, model: str, precision: str = "fp32") -> Step:
     """Return the step of one machine with that GPU. Raises UserError."""
-    spent = BATCH / images_per_second(gpu, model, precision)[0]
+    speed, _ = images_per_second(gpu, model, precision)
+    spent = BATCH / speed
     unknown = ("data", "h2d", "optimizer", "other", "network", "peers", "checkpoint")
     zero: dict[str, Any] = dict.fromkeys(unknown, 0.0)
     return Step(

@@ -24,16 +24,24 @@ from boundary.run_files import MOST_RANKS, MOST_SCALARS
 from boundary.schema import convert_what_fits
 from contract.errors import UserError
 from contract.records import CATEGORIES
-from report.files import Entry, Growing, files_of_hosts, natural, read_object, time_of
+from report.files import (
+    Entry,
+    Growing,
+    files_of_hosts,
+    natural,
+    read_last_object,
+    read_object,
+    time_of,
+)
 
 # A line of kind `step` is about one or more steps. At most so many lines are in memory (116 bytes
 # each), of all ranks together. Neighbouring lines of a longer run are joined, but each rank has at
 # least LEAST_LINES lines in each attempt.
 MOST_STEPS, LEAST_LINES = 1_000_000, 8
-MOST_OTHER_LINES = 4000  # lines of each rank that are not steps; older lines are dropped
+MOST_OTHER_LINES = 4000  # lines of each rank and attempt that are not steps; the newest are kept
 MOST_RECORDS = 4096  # RankRecords: one for each rank in each attempt
 LARGEST_STRIDE = 1 << 60  # steps; no run has so many
-RECENT_LINES = 100  # of a machine, for a view of its present state
+RECENT_LINES = 100  # of a machine, one a second, for a view of its present state
 STALL_SECONDS = 5.0  # after which a rank records where it is
 BETWEEN = "between_epochs"
 # The categories in `StepColumns.seconds`: start_stop is not in the loop, and the seconds of BETWEEN
@@ -194,7 +202,7 @@ class RankRecord:
     epoch: int | None = None  # of the last step, from 0
     loss: float | None = None  # at the last log point, like top1
     top1: float | None = None
-    epochs_begun: int = 0  # not counting the first epoch
+    epochs_begun: int = 0  # without the first epoch
     not_finite: dict[str, int] = field(default_factory=dict)  # scalar -> first step with NaN or inf
     unsummed: int = 0  # the most steps in a row whose gradients were not summed
     is_uncounted: bool = False  # the program could not count the samples of some step
@@ -209,7 +217,8 @@ class RankRecord:
         return sum(self.steps.count)
 
     def cut_to_last(self, seconds: float, least_steps: int = 0) -> RankRecord:
-        """Return a record of the last `seconds`, or of a longer time with `least_steps` steps."""
+        """Return a record of the last `seconds`, or of a longer time with `least_steps` measured
+        steps, if there are so many."""
         since = self.clock - seconds
         # Measurements omit the first line, so the record begins with the line before `since`.
         index = max(0, sum(clock < since for clock in self.steps.clock) - 1)
@@ -222,7 +231,7 @@ class RankRecord:
         # Without the work between epochs, which is in `steps.between`.
         spent: dict[str, float] = {name: sum(values) for name, values in steps.seconds.items()}
         for line in other_lines:
-            add(spent, line.seconds)
+            add_seconds(spent, line.seconds)
         return replace(self, steps=steps, other_lines=other_lines, seconds=spent)
 
     def fold(self, entry: Entry) -> None:
@@ -237,11 +246,12 @@ class RankRecord:
             self.start = convert_what_fits(entry, run_files.RankStart)
             return
         line: run_files.RankLine = convert_what_fits(entry, run_files.RankLine)
-        add(self.seconds, line.seconds)
+        add_seconds(self.seconds, line.seconds)
         clock = self.clock
         if self.is_stalled:
             # Lines of short steps may precede the line of the long step with the stall's seconds. A
-            # line about an evaluation or saving, which may take long, ends the stall unrecorded.
+            # line about an evaluation or saving, which may take long, ends the stall, and no
+            # Stalled is recorded.
             spent = sum(line.seconds.values()) if line.longest is None else line.longest
             if spent >= STALL_SECONDS and kind in ("step", "end"):
                 self.stalls.append(Stalled(clock - spent, spent))
@@ -267,15 +277,21 @@ class RankRecord:
             scores = convert_what_fits(entry, run_files.Evaluation)
             if scores.samples == 0:  # older records have scores even then
                 scores.top1 = scores.top5 = scores.loss = None
+            # A full list keeps the oldest evaluations, which show how the model learned, and the
+            # newest one, which shows what it reached.
             if scores.epoch is not None:
-                # In a full list the newest evaluation replaces the one before it.
                 del self.evaluations[MOST_OTHER_LINES - 1 :]
                 self.evaluations.append(TimedEvaluation(clock, scores))
         if kind == "end":
             self.end = convert_what_fits(entry, run_files.RankEnd)
 
 
-def add(total: dict[str, float], seconds: dict[str, float]) -> None:
+def first_start(records: list[RankRecord]) -> run_files.RankStart:
+    """Return the first start line of the records. It is blank if no rank wrote one."""
+    return next((record.start for record in records if record.start), run_files.RankStart())
+
+
+def add_seconds(total: dict[str, float], seconds: dict[str, float]) -> None:
     """Add `seconds` to `total`, key by key."""
     for category, value in seconds.items():
         total[category] = total.get(category, 0.0) + value
@@ -350,6 +366,15 @@ class RunRecord:
         return planned + sorted(recorded - set(planned), key=natural)
 
     @property
+    def newest_attempt(self) -> int | None:
+        """The newest attempt of which a rank left records; None without such an attempt."""
+        return max((record.attempt for record in self.ranks), default=None)
+
+    def ranks_in(self, attempt: int | None) -> list[RankRecord]:
+        """Return the records of the ranks in an attempt; [] for None."""
+        return [record for record in self.ranks if record.attempt == attempt]
+
+    @property
     def nodes_per_machine(self) -> dict[str, int]:
         """Host -> number of nodes on its machine, for nodes of connection `local`. All of them are
         processes of the control node, so each host has the same number."""
@@ -392,18 +417,26 @@ RANK_FILE = re.compile(r"rank([0-9]{1,9})\.([0-9]{1,9})\.steps\.jsonl")
 MACHINE_FILE = re.compile(r"machine\.([0-9]{1,9})\.jsonl")
 
 
+class RankKey(NamedTuple):
+    """Identifies a RankRecord, and sorts records by attempt, then by rank."""
+
+    attempt: int
+    rank: int
+    host: str
+
+
 class Reader:
     """Reads a run's folder, once or repeatedly; repeated calls read only what is new."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self._files: dict[Path, Growing] = {}
-        self._ranks: dict[tuple[int, int, str], RankRecord] = {}  # by attempt, rank and host
+        self._ranks: dict[RankKey, RankRecord] = {}
         self._machines: dict[str, Machine] = {}
         self._exits: dict[tuple[str, int], run_files.GuardEnd] = {}
         self._faults: dict[str, str] = {}  # host -> a sentence on records that cannot be read
         self._lines_per_rank = MOST_STEPS  # over all attempts
-        self._ignored: set[tuple[int, int, str]] = set()  # ranks and attempts beyond MOST_RECORDS
+        self._ignored: set[RankKey] = set()  # ranks and attempts beyond MOST_RECORDS
 
     def read(self, recent: bool = False) -> RunRecord:
         """Return all that is recorded so far. Raises UserError if the folder holds no run.
@@ -433,8 +466,9 @@ class Reader:
             with skip_damaged_records(host, partial(self._faults.__setitem__, host)):
                 for path in paths:
                     if match := RANK_FILE.fullmatch(path.name):
-                        if int(match[1]) < MOST_RANKS:
-                            self._read_rank(host, int(match[1]), int(match[2]), path)
+                        rank, attempt = map(int, match.groups())
+                        if rank < MOST_RANKS:
+                            self._read_rank(host, rank, attempt, path)
                     elif match := MACHINE_FILE.fullmatch(path.name):
                         self._read_machine(host, int(match[1]), path, recent)
         run = RunRecord(
@@ -464,7 +498,7 @@ class Reader:
     def _read_rank(self, host: str, rank: int, attempt: int, path: Path) -> None:
         """Fold the new lines of a rank into its record."""
         modified_unix = path.stat().st_mtime
-        key = attempt, rank, host
+        key = RankKey(attempt, rank, host)
         for line in self._files.setdefault(path, Growing(path)).lines():
             if key not in self._ranks:
                 # A hostile machine could name any number of ranks and attempts.
@@ -481,7 +515,7 @@ class Reader:
 
     def _thin(self, records: Iterable[RankRecord]) -> None:
         """Limit each record to its share of a rank's lines."""
-        attempts = len({attempt for attempt, *_ in self._ranks})
+        attempts = len({key.attempt for key in self._ranks})
         for record in records:
             record.steps.thin(max(LEAST_LINES, self._lines_per_rank // attempts))
 
@@ -493,7 +527,7 @@ class Reader:
             self._files[path] = Growing(path)
             machine.files.append((path, attempt))
         # Unless a guard was killed, the last line of its file is an `exit` line.
-        end = Growing(path).read_last_object() if (host, attempt) not in self._exits else None
+        end = read_last_object(path) if (host, attempt) not in self._exits else None
         if end and end.get("kind") == "exit":
             self._exits[host, attempt] = convert_what_fits(end, run_files.GuardEnd)
         machine.unix = max(machine.unix, path.stat().st_mtime)

@@ -1,5 +1,5 @@
 """Write the command line of a run, of a changed or longer run, and of a trial of an advice. Find
-what an earlier advice brought. This module only writes commands, and starts no run."""
+the earlier advice that a run followed. This module only writes commands, and starts no run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def train_line(
 # The trainer's options of a trial, each with its value: steps for 60 seconds, without saving or
 # evaluating, and without a warm-up.
 TRIAL = ("--trial", "60", "--sync_warmup", "0")
-MOST_EARLIER = 50  # runs whose advice is read
+MOST_EARLIER = 50  # runs whose advice is read, the newest first
 
 
 def advised_lines(
@@ -94,8 +94,9 @@ def settings_of(line: str) -> dict[str, tuple[str, ...]]:
     return settings
 
 
-def tried_advice(run: RunRecord, reached: float | None) -> Entry | None:
-    """Return the newest advice of an earlier run that this run followed, with both speeds."""
+def find_tried_advice(run: RunRecord, reached: float | None) -> Entry | None:
+    """Return the newest advice of an earlier run that this run followed, with the predicted speed
+    and the speed that this run reached. Return None if it followed none. `reached`: images/s."""
     line, folder = train_line(run), run.folder.resolve()
     # The name of a run begins with its time.
     earlier = [path for path in newest_first(folder.parent) if path.name < folder.name]
@@ -103,6 +104,7 @@ def tried_advice(run: RunRecord, reached: float | None) -> Entry | None:
         summary = convert_what_fits(read_object(path / "summary.json", []), EarlierSummary)
         for advice in summary.advice:
             command, predicted = advice.get("command"), advice.get("predicted_images_per_second")
+            # The summary of another run may be damaged.
             if not (isinstance(command, str) and number(predicted)):
                 continue
             if settings_of(command) == settings_of(line or ""):
@@ -124,12 +126,14 @@ class TooShort:
     command: str  # of a longer run
 
 
-def too_short(run: RunRecord, step: Step | None, epochs: int) -> TooShort | None:
-    """Return None if enough was measured. `epochs`: how many were trained."""
+def check_length(run: RunRecord, step: Step | None, epochs: int) -> TooShort | None:
+    """Return why a run is too short to judge, and the command of a longer run. Return None if
+    enough was measured. `epochs`: how many were trained."""
     if step is None or not step.missing_for_verdict:
         return None
     headline = f"This run was too short to judge: {step.missing_for_verdict}."
-    # After SETTLED_STEPS a run is judged even if its steps still change.
+    # After SETTLED_STEPS a run is judged even if its steps still change. A longer run therefore
+    # has `factor` times as many epochs, and at least one epoch more.
     factor = SETTLED_STEPS / max(1, step.measured_steps)
     epochs = max(epochs + 1, math.ceil(max(1, epochs) * factor))
     command = train_line(run, {"EPOCHS": epochs}) or run.program.phrases.longer

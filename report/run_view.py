@@ -26,6 +26,7 @@ from report.wait_rules import OWN_WORK
 from report.windows import Points
 
 MOST_RANKS = 16  # rows of a chart
+FIRST_EPOCHS, LAST_EPOCHS = 4, 6  # rows of the table of epochs
 # The fields of Step that add up to the mean step, with their categories. A step has two fields for
 # the category `sync_exposed`: `network` and `peers`.
 PARTS = {
@@ -160,6 +161,7 @@ def verdict_section(analysis: Analysis) -> Section:
 
 def separate_models_warning(run: RunRecord) -> str | None:
     """Return a warning if some ranks seem to have trained separate models."""
+    # The ranks' own counts are surer than the traffic of their machine.
     if steps := unsummed_steps(run.ranks):
         return describe_unsummed_steps(steps)
     newest = max((attempt for _, attempt in run.exits), default=0)
@@ -173,8 +175,9 @@ def not_finite_sentences(run: RunRecord) -> list[str]:
     """Return a sentence on each scalar of a script that became NaN or infinite, in the order of the
     steps. Only the last attempt in which that happened counts."""
     newest = max((record.attempt for record in run.ranks if record.not_finite), default=None)
-    events: dict[str, tuple[int, int, str]] = {}  # scalar -> first step, rank and host
-    for record in (record for record in run.ranks if record.attempt == newest):
+    # Scalar -> the first step in which it was not finite, and the rank and host of that step.
+    events: dict[str, tuple[int, int, str]] = {}
+    for record in run.ranks_in(newest):
         for name, step in record.not_finite.items():
             event = step, record.rank, record.host
             events[name] = min(event, events.get(name, event))
@@ -216,7 +219,7 @@ def advice_section(analysis: Analysis) -> Section:
     items.append(view.Choices(rows))
     # The first remedy that can be tried for a minute, with its number in the list.
     trials = ((number, entry["trial"]) for number, entry in enumerate(entries, 1) if entry["trial"])
-    number, command = next(trials, (0, ""))
+    number, command = next(trials, (0, ""))  # a blank command: no remedy can be tried
     if command:
         text = (
             f"To try {number} for a minute, in a run of its own that saves nothing; its report "
@@ -247,7 +250,7 @@ def time_section(analysis: Analysis) -> Section:
         )
         return Section(title, [Paragraph(text)])
     spent = {n: accounting.seconds[n] for n in CATEGORIES if accounting.seconds[n] > 0}
-    # A gap within the rounding of the percentages would only confuse.
+    # A gap within the rounding of the percentages (0.5 %) would only confuse.
     if abs(accounting.gap) >= 0.005 * accounting.wall:
         spent["gap"] = accounting.gap
     keys = []
@@ -297,6 +300,7 @@ def step_section(analysis: Analysis) -> Section:
     # A table of one rank would repeat the sentence.
     if len(step.ranks) < 2:
         return Section("One step", items)
+    # Of many ranks, the slowest are shown, in the order of their numbers.
     by_work = sorted(step.ranks, key=lambda rank: -rank.work_seconds)[:MOST_RANKS]
     ranks = sorted(by_work, key=lambda rank: rank.rank)
     rows = [
@@ -334,6 +338,7 @@ def describe_unequal_batches(step: Step) -> str:
     if len(speeds) < 2 or max(images.values()) <= MIN_SPEED_RATIO * min(images.values()):
         return ""
     batches = ", ".join(f"{host} {round(batch)}" for host, batch in images.items())
+    # Seconds of the slowest machine's work, with its batch and with the mean batch.
     spent = max(images[host] / speed for host, speed in speeds.items())
     equal = sum(images.values()) / len(images) / min(speeds.values())
     return (
@@ -344,17 +349,19 @@ def describe_unequal_batches(step: Step) -> str:
 
 def scalar_section(analysis: Analysis) -> Section:
     """Show the first, last, lowest and highest value of each scalar."""
-    # A row is a name and its values, the oldest first.
-    rows = [(name, [y for _, y in points]) for name, points in analysis.scalars.items() if points]
+    # The values of each scalar, the oldest first.
+    values = {
+        name: [value for _, value in points] for name, points in analysis.scalars.items() if points
+    }
     columns = [
-        view.Column("scalar", lambda row: row[0]),
-        view.Column("first", lambda row: f"{row[1][0]:.5g}"),
-        view.Column("last", lambda row: f"{row[1][-1]:.5g}"),
-        view.Column("lowest", lambda row: f"{min(row[1]):.5g}"),
-        view.Column("highest", lambda row: f"{max(row[1]):.5g}"),
+        view.Column("scalar", lambda name: name),
+        view.Column("first", lambda name: f"{values[name][0]:.5g}"),
+        view.Column("last", lambda name: f"{values[name][-1]:.5g}"),
+        view.Column("lowest", lambda name: f"{min(values[name]):.5g}"),
+        view.Column("highest", lambda name: f"{max(values[name]):.5g}"),
     ]
-    table = view.table("What the script recorded", columns, rows, 1)
-    return Section("Scalars", [table] if rows else [], "means over steps and ranks")
+    table = view.table("What the script recorded", columns, list(values), names=1)
+    return Section("Scalars", [table] if values else [], "means over steps and ranks")
 
 
 def evaluation_section(analysis: Analysis) -> Section:
@@ -384,8 +391,9 @@ def evaluation_section(analysis: Analysis) -> Section:
     ]
     drawn = [curve for curve in curves if any(len(line.points) > 1 for line in curve.lines)]
     # The first epochs show how the model learned, the last ones what it reached.
-    shown = epochs if len(epochs) <= 10 else [*epochs[:4], *epochs[-6:]]
-    rows = view.table("Top-1 and loss after each epoch", tables.EPOCHS, shown, 1)
+    is_short = len(epochs) <= FIRST_EPOCHS + LAST_EPOCHS
+    shown = epochs if is_short else [*epochs[:FIRST_EPOCHS], *epochs[-LAST_EPOCHS:]]
+    rows = view.table("Top-1 and loss after each epoch", tables.EPOCHS, shown, names=1)
     partial = [
         Paragraph(f"Epoch {epoch.epoch} was evaluated{epoch.part}: other images could not be read.")
         for epoch in epochs

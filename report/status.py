@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from boundary.run_files import MachineLine, PlannedProgram, RankStart
+from boundary.run_files import MachineLine, PlannedProgram
 from boundary.schema import convert_what_fits
 from contract.errors import UserError
 from contract.text import percent, seconds, three_digits
@@ -24,7 +24,7 @@ from report.figures import DISK, FIGURES, GPU, INTERFACE, MACHINE, Figure, Inter
 from report.files import Entry, time_of
 from report.hang import Hang, Standing
 from report.progress import Epoch, learning_curve, seconds_left, steps_of_run
-from report.read import Machine, RankRecord, Reader
+from report.read import Machine, RankRecord, Reader, first_start
 from report.verdict import (
     READ_FROM_DISK,
     describe_missing_gradients,
@@ -63,7 +63,7 @@ class Judgement:
 
     step: measure.Step
     recent: bool  # True if `step` is the mean of the last steps, False if of all steps
-    kind: str | None  # a wait of wait_rules.py, `compute`, or None for several causes
+    kind: str | None  # the result of find_cause; None for several causes
     # The rank for which the other ranks wait, and the category of work that makes it late.
     slower: int | None = None
     work: str | None = None
@@ -91,7 +91,7 @@ class Progress:
     prints these fields, except `judgement` and `machines`."""
 
     attempt: int
-    unix: float  # when the newest record arrived
+    unix: float  # when the newest record arrived, by this machine's clock
     epoch: int | None  # the current epoch, from 1
     epochs: int | None  # of the whole run, like `steps`
     step: int | None  # the newest step of any rank
@@ -142,10 +142,10 @@ class Follower:
         self.machines = run.machines
         # Only the newest attempt counts, even if it has just begun.
         attempt = max([*(r.attempt for r in run.ranks), *(e.attempt for e in run.attempts)] or [1])
-        records = [record for record in run.ranks if record.attempt == attempt]
+        records = run.ranks_in(attempt)
         if not run.machines and not records:
             return None
-        start = next((record.start for record in records if record.start), RankStart())
+        start = first_start(records)
         stepped = [record for record in records if len(record.steps)]
         step = max((record.steps.step[-1] for record in stepped), default=None)
         epochs, steps = start.epochs, steps_of_run(start)
@@ -158,7 +158,7 @@ class Follower:
         sizes = [entry.world_size for entry in run.attempts if entry.attempt == attempt]
         world_size = start.world_size or [*sizes, run.plan.world_size][0] or 0
         missed_sum = hang.find_missed_sum(silent_ranks, world_size)
-        found_hang = hang.hang_of(records, run.machines, now, missed_sum) if is_complete else None
+        found_hang = hang.find_hang(records, run.machines, now, missed_sum) if is_complete else None
         # If a rank has been silent for long, its last recorded RECENT seconds are in the past. A
         # rank with long steps may be silent for two steps.
         is_current = all(
@@ -243,16 +243,23 @@ def judge(
             continue
         slowest = measure.find_slowest_rank(step)
         rank = slowest.rank
-        slower = rank.rank if slowest.is_straggler else None
-        late_category = most_in_excess(rank.seconds, [r.seconds for r in step.ranks])
+        slower: int | None = None
+        work: str | None = None
+        if slowest.is_straggler:
+            slower = rank.rank
+            work = most_in_excess(rank.seconds, [other.seconds for other in step.ranks])
         kind = find_cause(step_shares(step), slower is not None, step.late_by, queued > 0, one_pc)
-        work = None if slower is None else late_category
-        return Judgement(step, judged is recent, kind, slower, work, queued), ""
+        judgement = Judgement(
+            step=step, recent=judged is recent, kind=kind, slower=slower, work=work, queued=queued
+        )
+        return judgement, ""
     return None, missing
 
 
 def machine_now(machine: Machine, records: Sequence[RankRecord] = ()) -> MachineNow:
-    """Return the state of a machine in its last MACHINE_SECONDS, from two of its lines."""
+    """Return the state of a machine in its last MACHINE_SECONDS, from two of its lines. `records`:
+    of its ranks."""
+    # Without any valid line, a blank line makes all figures unknown.
     lines = [line for line in machine.recent if time_of(line.get("mono")) is not None] or [{}]
     times = [time_of(line.get("mono")) or 0.0 for line in lines]
     # The interval ends at the newest line. It begins at the last line that is MACHINE_SECONDS
@@ -260,9 +267,9 @@ def machine_now(machine: Machine, records: Sequence[RankRecord] = ()) -> Machine
     older = [line for line, mono in zip(lines, times) if times[-1] - mono >= MACHINE_SECONDS]
     newest = lines[-1]
     values: dict[str, dict[str, dict[Figure, float]]] = {kind: {} for kind in FIGURES}
-    for (kind, name), interval in intervals_between(older[-1] if older else lines[0], newest):
-        read = {figure: figure.value(interval) for figure in FIGURES[kind]}
-        values[kind][name] = {f: value for f, value in read.items() if value is not None}
+    for thing, interval in intervals_between(older[-1] if older else lines[0], newest):
+        read = {figure: figure.value(interval) for figure in FIGURES[thing.kind]}
+        values[thing.kind][thing.name] = {f: v for f, v in read.items() if v is not None}
     # The name of the machine itself, and of its only interface, is "".
     shown = {**values[MACHINE].get("", {}), **values[INTERFACE].get("", {})}
     if isinstance(newest.get("disks"), dict):
@@ -272,6 +279,7 @@ def machine_now(machine: Machine, records: Sequence[RankRecord] = ()) -> Machine
         disks: list[dict[Figure, float]] = [*values[DISK].values(), idle]
         busiest = max(disks, key=lambda disk: disk.get(busy, 0.0))
         shown.update(busiest)
+    # A row has one cell for all GPUs of a machine.
     for gpu in values[GPU].values():
         shown |= {figure: max(value, shown.get(figure, value)) for figure, value in gpu.items()}
     notes = convert_what_fits(newest, MachineLine)
@@ -320,10 +328,11 @@ def most_queued(machines: Iterable[Machine]) -> float:
     """Return the largest `queued` of machines with oversubscribed processors; 0 without any."""
     largest = 0.0
     for machine in machines:
-        # A machine records a line each second, so these are the lines of RECENT seconds.
+        # A machine records a line each second, so these are the lines of RECENT seconds. A blank
+        # line stands for a machine without lines.
         lines = [line for line in machine.recent if line.get("ranks")][-int(RECENT) :] or [{}]
-        # The key of the machine itself, which each line has, is (MACHINE, "").
-        interval = dict(intervals_between(lines[0], lines[-1]))[MACHINE, ""]
+        # Each line has figures of the machine itself.
+        interval = dict(intervals_between(lines[0], lines[-1]))[figures.THE_MACHINE]
         busy, queued = (f.value(interval) or 0.0 for f in (figures.CPU, figures.QUEUED))
         if figures.is_oversubscribed(busy, queued):
             largest = max(largest, queued)
@@ -333,8 +342,33 @@ def most_queued(machines: Iterable[Machine]) -> float:
 def section_of(progress: Progress, running: bool) -> Section:
     """Show progress, bottleneck and machines of a run. If the run has ended (not `running`), omit
     figures that are only true now."""
-    facts = (progress_text(progress, running), speed_text(progress, running))
-    lines = [", ".join(words) for words in facts if words]
+    # The first line: `epoch 2 of 90, step 1,200 of 45,000 (2.7 %), 3 h to go`, as far as known.
+    course = []
+    if progress.epoch is not None:
+        total = f" of {progress.epochs}" if progress.epochs else ""
+        course.append(f"epoch {progress.epoch}{total}")
+    if progress.step is not None and progress.steps:
+        share = 100 * progress.step / progress.steps
+        course.append(f"step {progress.step:,} of {progress.steps:,} ({share:.1f} %)")
+    elif progress.step is not None:
+        course.append(f"step {progress.step:,}")
+    if progress.left is not None and running:
+        course.append(f"{seconds(progress.left)} to go")
+    # The second line: `412 images/s (last 40 s: 398), loss 1.2345, top-1 71.20 % after epoch 2`.
+    results = []
+    if progress.images_per_second:
+        recent, recent_words = progress.recent_images_per_second, ""
+        if recent is not None and running:
+            recent_words = f" (last {RECENT:.0f} s: {three_digits(recent)})"
+        speed = three_digits(progress.images_per_second)
+        results.append(f"{speed} {progress.samples}/s{recent_words}")
+    results += [f"loss {progress.loss:.4f}"] if progress.loss is not None else []
+    scores = progress.evaluated
+    if scores and scores.top1 is not None:
+        results.append(f"top-1 {top1(scores.top1)}{scores.part} after epoch {scores.epoch}")
+    elif progress.top1 is not None:
+        results.append(f"top-1 {top1(progress.top1)} of the images trained on")
+    lines = [", ".join(words) for words in (course, results) if words]
     lines.append(describe_bottleneck(progress, running))
     if (judgement := progress.judgement) and not (progress.hang and running):
         second = judgement.runner_up
@@ -347,40 +381,6 @@ def section_of(progress: Progress, running: bool) -> Section:
     lines += progress.silent.values() if running else []
     machines = machines_of(progress.machines, running)
     return Section("", [*map(Paragraph, lines), *machines])
-
-
-def progress_text(progress: Progress, running: bool) -> list[str]:
-    """Return `epoch 2 of 90`, `step 1,200 of 45,000 (2.7 %)` and `3 h to go`, if they are known."""
-    words = []
-    if progress.epoch is not None:
-        total = f" of {progress.epochs}" if progress.epochs else ""
-        words.append(f"epoch {progress.epoch}{total}")
-    if progress.step is not None and progress.steps:
-        share = 100 * progress.step / progress.steps
-        words.append(f"step {progress.step:,} of {progress.steps:,} ({share:.1f} %)")
-    elif progress.step is not None:
-        words.append(f"step {progress.step:,}")
-    if progress.left is not None and running:
-        words.append(f"{seconds(progress.left)} to go")
-    return words
-
-
-def speed_text(progress: Progress, running: bool) -> list[str]:
-    """Return `412 images/s (last 40 s: 398)`, `loss 1.2345` and the top-1, if they are known."""
-    words = []
-    if progress.images_per_second:
-        recent, recent_words = progress.recent_images_per_second, ""
-        if recent is not None and running:
-            recent_words = f" (last {RECENT:.0f} s: {three_digits(recent)})"
-        speed = three_digits(progress.images_per_second)
-        words.append(f"{speed} {progress.samples}/s{recent_words}")
-    words += [f"loss {progress.loss:.4f}"] if progress.loss is not None else []
-    scores = progress.evaluated
-    if scores and scores.top1 is not None:
-        words.append(f"top-1 {top1(scores.top1)}{scores.part} after epoch {scores.epoch}")
-    elif progress.top1 is not None:
-        words.append(f"top-1 {top1(progress.top1)} of the images trained on")
-    return words
 
 
 def describe_bottleneck(progress: Progress, running: bool = True) -> str:
@@ -431,7 +431,7 @@ def machines_of(machines: list[MachineNow], running: bool) -> list[Item]:
     columns += [Column(f.status, partial(cell, f)) for f in IN_STATUS if f in recorded]
     # The last figures of a silent machine would look like present figures.
     rows = [
-        MachineNow(machine.host, machine.age, machine.step)
+        MachineNow(host=machine.host, age=machine.age, step=machine.step)
         if running and machine.age > STALE
         else machine
         for machine in machines
@@ -441,8 +441,7 @@ def machines_of(machines: list[MachineNow], running: bool) -> list[Item]:
         for machine in machines
         for warning in warnings(machine, running)
     ]
-    # Only the first column (1) has names.
-    return [table("Machines", columns, rows, 1), *problems]
+    return [table("Machines", columns, rows, names=1), *problems]
 
 
 # The figures with a column. A narrow terminal omits the last columns.
@@ -453,7 +452,8 @@ IN_STATUS = sorted(
 
 
 def warnings(machine: MachineNow, running: bool = True) -> list[str]:
-    """Return short sentences on the problems of a machine."""
+    """Return short sentences on the problems of a machine. `running`: False after the end of the
+    run, when its machines may be silent."""
     problems = []
     if running and machine.age > STALE:
         problems.append(f"silent for {seconds(machine.age)}")

@@ -38,6 +38,7 @@ def columns_around(kind: str, after: Figure, *extra: Column) -> list[Column]:
     return [*columns_of(FIGURES[kind][:index]), *extra, *columns_of(FIGURES[kind][index:])]
 
 
+# A row of each of these tables is a Usage, or a subclass; of MEMORY it is a MemoryUsage.
 NODE = Column("node", lambda use: use.host)
 DISKS = (
     NODE,
@@ -74,7 +75,8 @@ UNREADABLE = Column("unreadable files", lambda use: or_unknown(use.bad_images, "
 
 
 def rank_columns(samples: str) -> list[Column]:
-    """Return the columns of a rank's mean step: its work, the parts of it, and its waits."""
+    """Return the columns of a rank's mean step: its work, the parts of it, and its waits. The rows
+    are RankWorks."""
     columns = [
         Column("rank", lambda rank: str(rank.rank)),
         Column("node", lambda rank: rank.host),
@@ -86,6 +88,7 @@ def rank_columns(samples: str) -> list[Column]:
     return columns
 
 
+# The rows are Epochs.
 EPOCHS = (
     Column("epoch", lambda epoch: str(epoch.epoch)),
     Column("top-1", lambda epoch: or_unknown(epoch.top1, top1)),
@@ -95,6 +98,7 @@ EPOCHS = (
 )
 
 MOST_BARS = 16  # machines in a chart
+MAX_LIMIT_RATIO = 50  # a limit above so many times the longest bar is not drawn
 WHILE = "while training ran"
 
 
@@ -128,7 +132,7 @@ def network_section(analysis: Analysis) -> Section:
         speeds = [use.speed_mbit for use in uses if use.speed_mbit and use.shared_by == 1]
         limit = formulas.line_rate(min(speeds)) / 1e6 if speeds else None
         # On the scale of a limit that is much higher, the bars would be too short to see.
-        if limit and limit > 50 * max(use.mean(SENT) for use in uses) / 1e6:
+        if limit and limit > MAX_LIMIT_RATIO * max(use.mean(SENT) for use in uses) / 1e6:
             limit = None
         rows = [
             Bar(use.host[:14], [("sync_exposed", use.mean(SENT) / 1e6)], use.words(SENT))

@@ -17,8 +17,8 @@ from report import view
 from report.view import Section, View
 
 COLUMNS = 80
-BAR = 30
-GAP = 2  # before each column
+BAR = 30  # characters of a bar that stands for the whole
+GAP = 2  # blanks before each column
 Print = Callable[[Any, int], list[str]]
 PRINTERS: dict[type, Print] = {}  # by the class of the item
 

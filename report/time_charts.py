@@ -38,7 +38,7 @@ def charts_of(analysis: Analysis) -> list[Curve]:
     attempt = records[0].attempt
     marks = [Mark(0.0, "restart")] if attempt > 1 else []
     # All ranks stall at about the same time, so only the longest stall of a slice gets a mark.
-    longest: dict[int, Stalled] = {}
+    longest: dict[int, Stalled] = {}  # by the index of the slice
     for stall in (stall for record in records for stall in record.stalls):
         index = round(stall.clock / STALL_SLICE)
         if stall.seconds >= max(SHORTEST, longest[index].seconds if index in longest else 0.0):
@@ -126,16 +126,18 @@ def as_csv(analysis: Analysis) -> str:
             names = csv_cell(curve.title), csv_cell(line.name)
             for clock, value in line.points:
                 write((*names, f"{clock:.3f}", f"{value:.6g}", curve.unit))
-    # The loss of each log point: the mean over the ranks.
+    # The loss of each log point: the mean over the ranks. `by_step`: the clock and loss of each
+    # rank, by the step.
     by_step: dict[int, list[tuple[float, float]]] = {}
     for rank in longest_attempt(analysis.run.ranks):
         rows = zip(rank.steps.step, rank.steps.clock, rank.steps.loss)
-        logged = [row for row in rows if not math.isnan(row[2])]
+        logged = [(step, clock, loss) for step, clock, loss in rows if not math.isnan(loss)]
         for step, clock, loss in thin(logged, MOST_LOSSES):
             by_step.setdefault(step, []).append((clock, loss))
     for step, losses in sorted(by_step.items()):
+        first_clock, _ = losses[0]  # of the first rank
         mean = fmean(loss for _, loss in losses)
-        write(("loss", f"step {step}", f"{losses[0][0]:.3f}", f"{mean:.6g}", ""))
+        write(("loss", f"step {step}", f"{first_clock:.3f}", f"{mean:.6g}", ""))
     for epoch in analysis.curve:
         scores = {
             "top-1": epoch.top1,

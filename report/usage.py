@@ -56,7 +56,7 @@ class Usage:
     attempt: int
     name: str  # such as `sda`; "" for a machine
     recorded: float  # seconds of the intervals that were recorded
-    loop: float  # seconds of the loop
+    loop: float  # seconds of the loop, recorded or not
     sums: Mapping[Figure, Sum]
 
     def knows(self, figure: Figure) -> bool:
@@ -187,8 +187,8 @@ def usage_of(run: RunRecord) -> ResourceUsage:
 
 
 USUAL_INTERVAL = 1.0  # seconds between two lines
-# The recorder itself computes the values of disks and GPUs for the time since its previous line.
-# Most values of other things are counters.
+# The recorder itself computes the values of disks and GPUs for the time since its previous line, so
+# a single line has figures. Most values of other things are counters, whose growth needs two lines.
 SAMPLED = (DISK, GPU)
 
 
@@ -204,7 +204,8 @@ class Loop:
         self.host, self.window, self.shared_by = host, window, shared_by
         self.sample: figures.Sample | None = None  # of the newest line, which has the time `mono`
         self.mono = window.start
-        self.recorded = 0.0  # seconds
+        # Seconds of all lines, and of the lines that have the thing: a line omits idle disks.
+        self.recorded = 0.0
         self.seconds: dict[Thing, float] = defaultdict(float)
         self.sums: dict[Thing, dict[Figure, Sum]] = defaultdict(dict)
         # The run's interface, by the moment: `start` and `end` of the loop, and `warm` at the end
@@ -221,43 +222,41 @@ class Loop:
             return
         sample = figures.sample_of(line)
         self.recorded += length
-        for (kind, name), interval in figures.intervals(self.sample, sample, length):
-            # The growth of a counter needs two samples.
-            if self.sample is not None or kind in SAMPLED:
-                self.add_interval((kind, name), mono - self.window.start, interval)
+        since = mono - self.window.start
+        for thing, interval in figures.intervals(self.sample, sample, length):
+            if self.sample is None and thing.kind not in SAMPLED:
+                continue
+            # A machine may record any number of new names, so each kind has at most MOST_THINGS.
+            is_new = thing not in self.sums
+            kinds = (recorded.kind for recorded in self.sums)
+            if is_new and sum(kind == thing.kind for kind in kinds) >= MOST_THINGS:
+                continue
+            self.seconds[thing] += interval.seconds
+            sums = self.sums[thing]
+            for figure in FIGURES[thing.kind]:
+                ratio = figure.read(interval)
+                if ratio is None:
+                    continue
+                # The counters have the bytes of all nodes on this machine.
+                if figure in (figures.SENT, figures.RECEIVED):
+                    ratio = Ratio(ratio.amount / self.shared_by)
+                if figure not in sums:
+                    sums[figure] = Sum()
+                value = figure.divide(ratio, interval.seconds)
+                sums[figure].add(since, ratio, value, bool(figure.chart))
         machine_line = convert_what_fits(line, MachineLine)
         self.data_disk = machine_line.data_disk or self.data_disk
         for name, mount in machine_line.mounts.items():
-            if mount.type and (SHARE, name) in self.sums:
+            if mount.type and Thing(SHARE, name) in self.sums:
                 self.share_kinds[name] = mount.type
         if machine_line.interface is not None:
             timed = TimedInterface(mono, machine_line.interface)
             self.interface.setdefault("start", timed)
-            # In the warm-up a strategy sends more bytes, so only the later bytes are counted.
+            # In the warm-up a strategy sends more bytes, so only the later bytes count per step.
             if mono >= self.window.after_warm_up.start:
                 self.interface.setdefault("warm", timed)
             self.interface["end"] = timed
         self.mono, self.sample = mono, sample
-
-    def add_interval(self, thing: Thing, since: float, interval: figures.Interval) -> None:
-        """Add the figures of a thing in an interval that ended at `since` seconds of the loop."""
-        kind, _ = thing
-        # A machine may record any number of new names, so each kind has at most MOST_THINGS.
-        if thing not in self.sums and sum(k == kind for k, _ in self.sums) >= MOST_THINGS:
-            return
-        self.seconds[thing] += interval.seconds
-        sums = self.sums[thing]
-        for figure in FIGURES[kind]:
-            ratio = figure.read(interval)
-            if ratio is None:
-                continue
-            if figure in (figures.SENT, figures.RECEIVED):
-                # The counters have the bytes of all nodes on this machine.
-                ratio = Ratio(ratio.amount / self.shared_by)
-            if figure not in sums:
-                sums[figure] = Sum()
-            value = figure.divide(ratio, interval.seconds)
-            sums[figure].add(since, ratio, value, bool(figure.chart))
 
     def add_usage(self, usage: ResourceUsage) -> None:
         """Append the usage of this machine and of its things to `usage`."""
@@ -267,7 +266,7 @@ class Loop:
         disks = [
             DiskUsage(
                 **vars(self.usage_of(thing, self.recorded)),
-                holds_data=thing[1] == self.data_disk if self.data_disk else None,
+                holds_data=thing.name == self.data_disk if self.data_disk else None,
             )
             for thing in self.things(DISK)
         ]
@@ -278,39 +277,44 @@ class Loop:
             sorted(shown, key=lambda disk: (not disk.holds_data, -disk.mean(figures.DISK_READ)))
         )
         usage.shares.extend(
-            ShareUsage(**vars(self.usage_of(thing)), kind=self.share_kinds.get(thing[1], "share"))
+            ShareUsage(**vars(self.usage_of(thing)), kind=self.share_kinds.get(thing.name, "share"))
             for thing in self.things(SHARE)
         )
-        usage.networks.extend(map(self.network_usage, self.things(INTERFACE)))
+        # A machine records only the interface of the run, so this is one thing at most.
+        for thing in self.things(INTERFACE):
+            start, end = self.interface["start"].counters, self.interface["end"].counters
+            traffic = {}
+            for address, peer in end.peers.items():
+                if peer.source is not None and peer.sent is not None and peer.busy is not None:
+                    # For a peer that is not in the first line, the counters start at 0.
+                    earlier = start.peers.get(address, Peer(sent=0.0, busy=0.0))
+                    sent = figures.increase(earlier.sent, peer.sent)
+                    busy = figures.increase(earlier.busy, peer.busy)
+                    traffic[address] = PeerTraffic(peer.source, sent, busy)
+            usage.networks.append(
+                NetworkUsage(
+                    **vars(replace(self.usage_of(thing), name=end.name or "?")),
+                    speed_mbit=end.speed_mbit,
+                    shared_by=self.shared_by,
+                    sent_per_step=self.sent_per_step(),
+                    sent_to=traffic,
+                )
+            )
 
     def things(self, kind: str) -> list[Thing]:
         """Return the things of a kind with at least one figure, sorted by name."""
-        things = [thing for thing, sums in self.sums.items() if thing[0] == kind and sums]
-        return sorted(things, key=lambda thing: natural(thing[1]))
+        things = [thing for thing, sums in self.sums.items() if thing.kind == kind and sums]
+        return sorted(things, key=lambda thing: natural(thing.name))
 
     def usage_of(self, thing: Thing, recorded: float | None = None) -> Usage:
         """Return the usage of a thing over `recorded` seconds; by default, over its intervals."""
-        seconds = self.seconds[thing] if recorded is None else recorded
-        window = self.window
-        return Usage(self.host, window.attempt, thing[1], seconds, window.seconds, self.sums[thing])
-
-    def network_usage(self, thing: Thing) -> NetworkUsage:
-        """Return the usage of the run's interface, from the first to the last line of the loop."""
-        start, end = self.interface["start"].counters, self.interface["end"].counters
-        traffic = {}
-        for address, peer in end.peers.items():
-            if peer.source is not None and peer.sent is not None and peer.busy is not None:
-                # For a peer that is not in the first line, the counters start at 0.
-                earlier = start.peers.get(address, Peer(sent=0.0, busy=0.0))
-                sent = figures.increase(earlier.sent, peer.sent)
-                busy = figures.increase(earlier.busy, peer.busy)
-                traffic[address] = PeerTraffic(peer.source, sent, busy)
-        return NetworkUsage(
-            **vars(replace(self.usage_of(thing), name=end.name or "?")),
-            speed_mbit=end.speed_mbit,
-            shared_by=self.shared_by,
-            sent_per_step=self.sent_per_step(),
-            sent_to=traffic,
+        return Usage(
+            host=self.host,
+            attempt=self.window.attempt,
+            name=thing.name,
+            recorded=self.seconds[thing] if recorded is None else recorded,
+            loop=self.window.seconds,
+            sums=self.sums[thing],
         )
 
     def sent_per_step(self) -> float | None:
@@ -331,7 +335,8 @@ def gpu_joules(run: RunRecord, uses: list[Usage]) -> float | None:
     """Return the energy of all GPUs in all attempts. Return None if the energy of a GPU is missing,
     because a partial sum would look like the energy of all."""
     trained = {record.attempt for record in run.ranks}
-    # The energy of all these machines must be known: (host, attempt).
+    # The energy of all these machines must be known: (host, attempt). A rank may have trained on a
+    # machine that no attempt names, if the run was started by hand.
     required = {
         (host, entry.attempt)
         for entry in run.attempts
@@ -363,21 +368,32 @@ def memory_usage(run: RunRecord) -> list[MemoryUsage]:
     if run.untimed:
         newest = max((attempt for _, attempt in run.exits), default=0)
         return [
-            MemoryUsage(host, "host", len(entry.ranks), max(entry.peak_memory_bytes.values()), None)
+            MemoryUsage(
+                host=host,
+                device="host",
+                ranks=len(entry.ranks),
+                peak_memory=max(entry.peak_memory_bytes.values()),
+                bad_images=None,
+            )
             for (host, attempt), entry in run.exits.items()
             if attempt == newest and entry.peak_memory_bytes
         ]
-    newest = max((record.attempt for record in run.ranks), default=0)
     by_host: dict[str, list[RankRecord]] = {}
-    for record in run.ranks:
-        if record.attempt == newest and record.end:
+    for record in run.ranks_in(run.newest_attempt):
+        if record.end:
             by_host.setdefault(record.host, []).append(record)
     uses = []
     for host, records in by_host.items():
         ends = [record.end for record in records]
         peaks = [end.peak_memory_bytes for end in ends if end.peak_memory_bytes is not None]
         bad = [end.bad_images for end in ends if end.bad_images is not None]
-        device = records[0].start.device or "?"
-        peak = max(peaks, default=None)
-        uses.append(MemoryUsage(host, device, len(records), peak, sum(bad) if bad else None))
+        uses.append(
+            MemoryUsage(
+                host=host,
+                device=records[0].start.device or "?",
+                ranks=len(records),
+                peak_memory=max(peaks, default=None),
+                bad_images=sum(bad) if bad else None,
+            )
+        )
     return uses

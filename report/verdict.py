@@ -27,6 +27,8 @@ READ_FROM_DISK = 5e6  # bytes/s; if disks read less, images come from memory
 SLOWER_THAN_LINK, EVIDENT_BYTES = 0.6, 1e6
 # Below this fraction of the processors, other programs do not explain that threads wait.
 NOTEWORTHY = 0.05
+# A run that waits for images for this fraction of training time has reason to suspect its disks.
+SUSPICIOUS_WAIT = 0.1
 
 
 class Verdict(NamedTuple):
@@ -65,7 +67,23 @@ def explain(cause: str, step: Step | None, evidence: ResourceUsage) -> Verdict:
             "and memory, so these numbers say nothing about a network or about the speed of "
             "more machines."
         )
-    context += explain_warm_up(step)
+    # This is how the report counts the exact steps with which a compressing strategy begins.
+    if step.pending is not None:
+        context.append(
+            f"Every step was warm-up with exact sums, like allreduce: {step.pending.spec} "
+            f"never started. It starts {step.program.phrases.warmed_up}."
+        )
+    # Without steps after the warm-up there are no seconds to compare with.
+    elif step.warm_steps and step.strategy is not None and step.warm_seconds:
+        warm_up_seconds = step.warm_steps * step.warm_seconds
+        other_seconds = (step.steps - step.warm_steps) * step.seconds
+        fraction = warm_up_seconds / (warm_up_seconds + other_seconds)
+        context.append(
+            f"The first {step.warm_steps} of {step.steps} steps were the warm-up of "
+            f"{step.strategy.spec}, with exact sums: {seconds(step.warm_seconds)} each, "
+            f"{percent(fraction)} of the time. All other numbers of this report describe the other "
+            "steps."
+        )
     because = (*context, *verdict.because, *explain_idle_disk(cause, step, evidence))
     return Verdict(verdict.headline, because)
 
@@ -80,31 +98,12 @@ UNTIMED = Verdict(
 )
 
 
-def explain_warm_up(step: Step) -> list[str]:
-    """Say how this report counts the exact steps of a strategy's warm-up; [] without a warm-up."""
-    if step.pending is not None:
-        return [
-            f"Every step was warm-up with exact sums, like allreduce: {step.pending.spec} "
-            f"never started. It starts {step.program.phrases.warmed_up}."
-        ]
-    # Without steps after the warm-up there are no seconds to compare with.
-    if not step.warm_steps or step.strategy is None or not step.warm_seconds:
-        return []
-    warm_up_seconds = step.warm_steps * step.warm_seconds
-    fraction = warm_up_seconds / (warm_up_seconds + (step.steps - step.warm_steps) * step.seconds)
-    return [
-        f"The first {step.warm_steps} of {step.steps} steps were the warm-up of "
-        f"{step.strategy.spec}, with exact sums: {seconds(step.warm_seconds)} each, "
-        f"{percent(fraction)} of the time. All other numbers of this report describe the other "
-        "steps."
-    ]
-
-
 def explain_idle_disk(cause: str, step: Step, evidence: ResourceUsage) -> list[str]:
     """Say that idle disks are not the bottleneck, or that they may become the bottleneck. Return []
     if the disks are busy or training waits for images."""
     rate = max((use.mean(figures.DISK_READ) for use in evidence.disks), default=0.0)
-    if cause.startswith("data") or rate > READ_FROM_DISK or step_shares(step)["data"] >= 0.1:
+    waits = cause.startswith("data") or step_shares(step)["data"] >= SUSPICIOUS_WAIT
+    if waits or rate > READ_FROM_DISK:
         return []
     if step.before_one_pass:
         return [
@@ -122,9 +121,9 @@ def explain_idle_disk(cause: str, step: Step, evidence: ResourceUsage) -> list[s
     ]
 
 
-def share_words(step: Step, value: float) -> str:
-    """Write seconds as a percentage of training time, as in `step_shares`."""
-    return percent(value / step.training_seconds)
+def share_words(step: Step, spent: float) -> str:
+    """Write the seconds `spent` as a percentage of training time, as in `step_shares`."""
+    return percent(spent / step.training_seconds)
 
 
 def step_words(step: Step) -> str:
@@ -137,9 +136,9 @@ def step_words(step: Step) -> str:
     return f"{seconds(step.seconds)} a step{saving}{between}"
 
 
-def wait_words(step: Step, kind: str) -> str:
+def wait_words(step: Step, wait: str) -> str:
     """Write a wait by its name in `step_shares`: `1.2 s of 1.33 s a step (90 %)`."""
-    share = step_shares(step)[kind]
+    share = step_shares(step)[wait]
     return f"{seconds(share * step.training_seconds)} of {step_words(step)} ({percent(share)})"
 
 
@@ -166,7 +165,8 @@ def explain_network(step: Step, evidence: ResourceUsage) -> Verdict:
 
 
 def describe_traffic(step: Step) -> list[str]:
-    """Say how much a node sent per step, and the least time that its link needs for it."""
+    """Return a sentence on how much a node sent per step, and the least time that its link needs
+    for it."""
     if step.one_machine:
         return [
             f"No cable is involved: {pluralize(step.world, 'process')} on one machine, with "
@@ -175,7 +175,7 @@ def describe_traffic(step: Step) -> list[str]:
     # The counters are missing, or measure_step rejected their bytes as impossible. In the second
     # case `contradiction` has a sentence on these bytes.
     if step.bytes_sent is None:
-        sent = step.strategy and step.strategy.bytes_per_step(step.nodes, step.payload, step.gpus)
+        sent = step.computed_bytes
         by_formula = f"; by formula each node sends {size(sent)} per step" if sent else ""
         missing = step.contradiction or "The network card's counters are missing."
         return [missing.removesuffix(".") + f"{by_formula}."]
@@ -249,6 +249,7 @@ def explain_disk(step: Step, evidence: ResourceUsage) -> Verdict:
 @explains("data_share")
 def explain_share(step: Step, evidence: ResourceUsage) -> Verdict:
     hosts, figure = late_hosts(step), figures.SHARE_READ
+    # There is such a share, because bottleneck.data_cause returned `data_share`.
     shares = [use for use in evidence.shares if use.host in hosts]
     busiest = max(shares, key=lambda use: use.mean(figure))
     total = sum(use.mean(figure) for use in evidence.shares)
@@ -306,7 +307,7 @@ def explain_decoding(step: Step, evidence: ResourceUsage) -> Verdict:
         f"The processors cannot decode and augment {step.samples} as fast as training takes them."
     )
     # Without records of the disks, a slow disk is also possible, so the verdict gives no reason.
-    # The report then says that the cause is undecided (coverage.undecided).
+    # The report then says that the cause is undecided (coverage.find_rival).
     return Verdict(headline, (disk_sentence, reason) if disk_sentence else ())
 
 
@@ -392,6 +393,7 @@ def explain_oversubscription(step: Step, evidence: ResourceUsage) -> Verdict:
 
 @explains("memory_pressure")
 def explain_swapping(step: Step, evidence: ResourceUsage) -> Verdict:
+    # There is such a machine, because find_bottleneck returned `memory_pressure`.
     worst, *swapping = bottleneck.swapping_machines(evidence)
     also = f", and so are {', '.join(use.host for use in swapping)}" if swapping else ""
     waited = ""

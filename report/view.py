@@ -50,6 +50,8 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Choices:
+    """A list of things to do, or of attempts."""
+
     rows: list[Choice]
 
 
@@ -65,6 +67,8 @@ class Table:
 
 
 class Fact(NamedTuple):
+    """A row of names and values. `link`: to a page about the name."""
+
     name: str
     value: str
     link: str = ""
@@ -154,17 +158,16 @@ class Section:
 
 @dataclass(frozen=True)
 class View:
-    """`facts`: (figure, its meaning) pairs. The first section matters most; `bad`: it reports a
-    failure."""
+    """A page or a text, from top to bottom."""
 
-    brand: str
+    brand: str  # what the view is, such as `Tandem run`, in front of the title
     title: str
-    setup: list[str]
-    facts: list[tuple[str, str]]
-    sections: list[Section]
-    state: str = ""
-    bad: bool = False
-    links: tuple[tuple[str, str], ...] = ()
+    setup: list[str]  # words on what was measured: the model, the machines
+    facts: list[tuple[str, str]]  # (figure, its meaning) pairs
+    sections: list[Section]  # the first one matters most
+    state: str = ""  # the status of a run
+    bad: bool = False  # True if it reports a failure
+    links: tuple[tuple[str, str], ...] = ()  # (file, what it has) pairs
 
 
 class Column(NamedTuple):

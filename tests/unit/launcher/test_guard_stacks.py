@@ -10,7 +10,7 @@ import time
 from boundary.run_files import SilentRank
 from boundary.schema import convert_what_fits
 from launcher.node import stacks
-from report.hang import place_of
+from report.hang import describe_place
 from tests.unit.launcher.guard_client import Client, workers
 
 RANKS = """
@@ -65,7 +65,7 @@ def test_each_silent_rank_says_where_it_is_and_what_it_has_counted(tmp_path):
     finally:
         client.close()
     entries = [convert_what_fits(entries[str(rank)], SilentRank) for rank in range(5)]
-    places = [place_of(entry, "node1") for entry in entries]
+    places = [describe_place(entry, "node1") for entry in entries]
     assert re.fullmatch(r"is at src/train.py:5, in compute_for_ever", places[0])
     assert places[1] == "is at src/train.py:8, in wait_in_a_call"
     assert entries[2].state == "T" and entries[2].threads == []
