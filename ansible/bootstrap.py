@@ -343,7 +343,7 @@ def print_wrapped_error(text):
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
     for line in text.splitlines():
         verbatim = line.startswith(" ") or width is None
-        print(line if verbatim else verbs.wrapped(line, width), file=sys.stderr)
+        print(line if verbatim else verbs.wrap_lines(line, width), file=sys.stderr)
 
 
 def main(argv=None):

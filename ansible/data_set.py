@@ -52,6 +52,6 @@ if __name__ == "__main__":
     if not problem:
         # The launcher looks for the listings in this folder before a run.
         store = Path(__file__).resolve().parents[1] / ".tandem"
-        print(json.dumps(layout.listings(folder, store, kind=kind)))
+        print(json.dumps(layout.read_listings(folder, store, kind=kind)))
         print(note)
     sys.exit(problem or 0)

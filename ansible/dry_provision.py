@@ -23,7 +23,7 @@ from msgspec import UNSET, Struct, UnsetType, defstruct, structs, to_builtins
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
 
-from boundary.facts import DRIVER, PlanFacts, ShellFacts
+from boundary.facts import DRIVER_FIELDS, PlanFacts, ShellFacts
 from boundary.schema import Integer, Text
 from contract import interrupts
 from contract.errors import UserError
@@ -135,7 +135,7 @@ def _make_machine(entry):
     kind = PlanFacts if "gpus" in facts else ShellFacts
     # PlanFacts has defaults for the facts of driver_facts, but the driver's plan needs real values.
     required = {field.name for field in structs.fields(kind) if field.required}
-    required |= {*DRIVER} - OPTIONAL_FACTS if kind is PlanFacts else set()
+    required |= {*DRIVER_FIELDS} - OPTIONAL_FACTS if kind is PlanFacts else set()
     missing = sorted(required - set(facts))
     if missing:
         raise _missing_fact(host, missing[0])

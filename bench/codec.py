@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from contract.strategies import MIB, Payload, parse, shard_size
 from report.published_speeds import PARAMETERS
 from tandem.sync import Topology
-from tandem.sync.feedback import BucketState, ErrorFeedback, Squares
+from tandem.sync.feedback import BucketState, ErrorFeedback, Job, Squares
 
 SHOWN = ("ef:3:peak", "ef:5:peak", "ef:5:own", "ef:15:peak", "ef:255:peak")
 PEERS = ("bf16",)
@@ -63,15 +63,15 @@ def bucket_work(
     by Triton's kernels."""
     parts = ErrorFeedback(parse(spec))
     if fused:
-        parts.take_kernels(device)
+        parts.try_kernels(device)
     parts.topology = Topology(tuple(range(ranks)), 0)
     torch.manual_seed(0)
-    kept = [torch.randn(n, device=device) for n in parts.sizes(torch.empty(values))]
+    kept = [torch.randn(n, device=device) for n in parts.error_sizes(torch.empty(values))]
     state, squares = BucketState(kept, [torch.zeros_like(one) for one in kept]), None
     if parts.learns:
         known = [torch.rand(len(kept[0]), device=device)]
         squares = Squares(known, [torch.zeros_like(known[0])], None)
-    job = torch.randn(values, device=device), (state, squares)
+    job = Job(torch.randn(values, device=device), state, squares)
     sent = parts._code(job)
     total = parts._sum(sent.coded, sent)
     came = dataclasses.replace(sent, coded=total.expand(ranks, -1).contiguous())

@@ -11,8 +11,8 @@ from msgspec import Meta, Struct, defstruct, field
 
 from boundary.schema import Integer, Number, Text, matching
 
-PRINTED = 1 << 22  # characters of the output of one program
-Printed = Annotated[str, Meta(max_length=PRINTED)]
+MAX_PRINTED = 1 << 22  # characters of the output of one program
+Printed = Annotated[str, Meta(max_length=MAX_PRINTED)]
 # A version such as 6.1.0-31-amd64. The version of a package may look like 2:535.261.03-1.
 _VERSION = r"[0-9]{1,9}(\.[0-9]{1,9}){0,9}[\w.+~:-]{0,100}"
 Version = Annotated[str, matching(_VERSION)]
@@ -33,7 +33,7 @@ class Process(Struct, frozen=True):
 
 
 class Pci(Struct, frozen=True):
-    """A graphics card, by its numbers of vendor and device on the PCI bus."""
+    """A graphics card, by its numbers of vendor and device on the PCI bus: 10de and 1e04."""
 
     vendor: Hex
     device: Hex
@@ -66,7 +66,7 @@ class Link(Struct, frozen=True):
 
 
 class Mount(Struct, frozen=True):
-    """A mount of /etc/fstab, which is not mounted."""
+    """A mount of /etc/fstab, which is not mounted. `type`: its file system, such as nfs4."""
 
     path: Text
     type: Text
@@ -83,21 +83,22 @@ class AptSource(Struct, frozen=True):
 class ShellFacts(Struct, frozen=True, kw_only=True):
     """The answers of a machine's shell before any module can run there (planning/looks.py)."""
 
-    host: Text = ""
-    distribution: Text | None
-    release: Text | None
+    host: Text = ""  # the machine's name in the inventory
+    distribution: Text | None  # ID of /etc/os-release, such as ubuntu
+    release: Text | None  # VERSION_ID of /etc/os-release
     kernel: Text
     arch: Text
     python: Text
-    like: Text = ""
-    container: Text = ""
+    like: Text = ""  # ID_LIKE of /etc/os-release: the distributions that this one resembles
+    container: Text = ""  # its kind; "" or none outside a container
     # Added by the control node: driver_policy is keep on this machine.
     driver_kept: bool = False
 
 
 class PlanFacts(ShellFacts, frozen=True, kw_only=True):
     """The facts from which Tandem plans the stack, the driver and the toolkit. machine_facts.py
-    returns them, and on a machine with a GPU driver_facts.py returns the second half."""
+    returns them, and on a machine with a GPU driver_facts.py returns the second half: DRIVER_FIELDS
+    depends on the order of the fields."""
 
     kernel: Version
     python: Version
@@ -106,7 +107,7 @@ class PlanFacts(ShellFacts, frozen=True, kw_only=True):
     driver: Version | None  # of the loaded module
     # The version of the library that programs load. An upgrade changes it before the next boot.
     driver_library: Version | None
-    kernel_headers: bool
+    kernel_headers: bool  # of the running kernel, with which DKMS compiles a module
     nouveau: bool  # the kernel has loaded this driver instead of NVIDIA's
     broken: Text | None  # why apt refuses to install anything
     secure_boot: bool | None
@@ -115,7 +116,7 @@ class PlanFacts(ShellFacts, frozen=True, kw_only=True):
     gpus: list[Pci]
     # NVIDIA's devices that are reserved for virtual machines.
     passed_through: list[Hex] = field(default_factory=list)
-    prime: Text | None = None  # a laptop's choice of a GPU, by prime-select
+    prime: Text | None = None  # a laptop's choice of a GPU, by prime-select: on, on-demand or off
     # Added by the control node: the number of GPUs that runs use (None: all).
     gpus_counted: int | None = None
     # From here to `free`: facts of driver_facts.py; the default if the module did not run.
@@ -123,23 +124,30 @@ class PlanFacts(ShellFacts, frozen=True, kw_only=True):
     offered: dict[Text, PackageVersion] = field(default_factory=dict)  # by apt
     displays: list[Process] = field(default_factory=list)  # they draw on a screen
     gpu_processes: list[Process] = field(default_factory=list)  # they compute on a GPU
-    dkms: bool = False
+    dkms: bool = False  # DKMS can build a driver for another kernel
     pending: bool = False  # an earlier change of the driver was interrupted
     display_manager_active: bool = False
     waiting_kernel: Version | None = None  # the kernel of the next boot, if it is another one
+    # The driver that NVIDIA's own installer installed, "0" if its version is unknown.
     runfile: Version | None = None
-    waiting_module: Text | None = None  # of the waiting kernel
-    module: Text | None = None  # of the running kernel
-    signing_key: Text | None = None
-    display_manager: Text | None = None
+    # The versions of NVIDIA's modules that are installed for the waiting and the running kernel.
+    waiting_module: Text | None = None
+    module: Text | None = None
+    signing_key: Text | None = None  # the file of the key by which DKMS signs modules
+    display_manager: Text | None = None  # the unit of the login screen
+    # The series of the metapackage that brings the kernel, such as generic-hwe-24.04.
     kernel_series: Text | None = None
     held: list[Text] = field(default_factory=list)  # packages with apt-mark hold
     held_by_us: list[Text] = field(default_factory=list)  # by role driver
     seated: list[Text] = field(default_factory=list)  # users at the machine's screen
+    # {names of packages, joined by blanks: modules and kernels that apt would also install}.
     prebuilt: dict[Text, list[Text]] = field(default_factory=dict)
+    # {names of packages, joined by blanks: why apt cannot install them}.
     uninstallable: dict[Text, Text] = field(default_factory=dict)
+    # {package: the package of another branch to which it leads}, of installed and of offered ones.
     transitional: dict[Text, Text] = field(default_factory=dict)
     offered_transitional: dict[Text, Text] = field(default_factory=dict)
+    # The major version of the gcc that built the running kernel.
     kernel_compiler: Annotated[str, matching("[0-9]{1,4}")] | None = None
     free: dict[Text, Number] = field(default_factory=dict)  # bytes, by folder
 
@@ -168,8 +176,9 @@ class MachineFacts(PlanFacts, frozen=True, kw_only=True):
     hostname: Text
     ufw_conf: Text  # the content of /etc/ufw/ufw.conf
     clock: Number  # Unix seconds
-    held_since: Number | None  # when role driver changed its holds, in Unix seconds
-    disks: dict[Text, Disk]
+    # When role driver last changed its holds, in Unix seconds; None if it holds no kernel.
+    held_since: Number | None
+    disks: dict[Text, Disk]  # by folder
     links: list[Link]
     apt_lock: Process | None
     missing_mounts: list[Mount]
@@ -179,14 +188,15 @@ class MachineFacts(PlanFacts, frozen=True, kw_only=True):
 
 # The names of the fields that driver_facts.py returns.
 _NAMES = PlanFacts.__struct_fields__
-DRIVER = _NAMES[_NAMES.index("packages") : _NAMES.index("free") + 1]
+DRIVER_FIELDS = _NAMES[_NAMES.index("packages") : _NAMES.index("free") + 1]
 _HINTS = typing.get_type_hints(PlanFacts, include_extras=True)
 # A struct of these fields without defaults: driver_facts.py must return all of them.
-DriverFacts = defstruct("DriverFacts", [(name, _HINTS[name]) for name in DRIVER])
+DriverFacts = defstruct("DriverFacts", [(name, _HINTS[name]) for name in DRIVER_FIELDS])
 
 
 class Proof(Struct, frozen=True):
-    """The output of proof.py about a machine's GPUs."""
+    """The output of proof.py about a machine's GPUs: the models' names, and the precisions in which
+    all of them have computed."""
 
     names: list[Text]
     precisions: list[Literal["fp32", "fp16", "bf16"]]
@@ -232,7 +242,7 @@ class Address(Struct, frozen=True):
 
 class Interface(Struct, frozen=True):
     """A network interface in Ansible's facts, which may omit any field. `interfaces`: the ports of
-    a bridge. `pciid`: None without hardware."""
+    a bridge. `pciid`: its device on a bus; None without hardware."""
 
     ipv4: Address | None = None
     ipv4_secondaries: list[Address] = field(default_factory=list)
@@ -256,7 +266,8 @@ class LinkAddress(Struct, frozen=True):
 
 
 class IpLink(Struct, frozen=True):
-    """An interface in `ip -json address`. `master`: its bridge or bond. `link`: below a VLAN."""
+    """An interface in `ip -json address`. `master`: the bridge or bond that it belongs to. `link`:
+    the interface below, if it is a VLAN. `address`: the hardware address."""
 
     ifname: Text = ""
     master: Text = ""

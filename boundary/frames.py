@@ -149,30 +149,27 @@ class Frames:
         """Add bytes, and yield the frames that are now complete, each with its raw bytes. Raises
         Invalid at a bad frame, after the frames that precede it."""
         self._buffer += data
-        while (frame := self._take_frame()) is not None:
-            yield frame
-
-    def _take_frame(self) -> tuple[Frame, bytes] | None:
-        """Remove the next frame with its raw bytes from the buffer; None if it is incomplete."""
+        # Returns if the next frame, or its raw bytes, are incomplete. They stay in the buffer.
         while True:
             if self._awaits_bytes is not None:
                 size = self._awaits_bytes.bytes
                 if len(self._buffer) < size:
-                    return None
-                frame, payload = self._awaits_bytes, bytes(self._buffer[:size])
+                    return
+                awaited, payload = self._awaits_bytes, bytes(self._buffer[:size])
                 del self._buffer[:size]
                 self._awaits_bytes = None
-                return frame, payload
+                yield awaited, payload
+                continue
             line = self._take_line()
             if line is None:
-                return None
-            parsed = self._parse_frame(line)
-            if parsed is None:
+                return
+            frame = self._parse_frame(line)
+            if frame is None:
                 self._store_text(line + b"\n")
-            elif isinstance(parsed, (Log, Record)):
-                self._awaits_bytes = parsed
+            elif isinstance(frame, (Log, Record)):
+                self._awaits_bytes = frame
             else:
-                return parsed, b""
+                yield frame, b""
 
     def _take_line(self) -> bytes | None:
         """Remove the next line from the buffer; None if it is incomplete."""
@@ -190,7 +187,8 @@ class Frames:
         return line
 
     def _parse_frame(self, line: bytes) -> Frame | None:
-        """Return the frame in a line, checked; None for a line that is not a frame."""
+        """Return the frame in a line; None for a line that is not a frame. Raises Invalid for a
+        frame of another form, of another machine's rank, or out of order."""
         # This test is cheap, so that a flood of text does not keep the launcher busy.
         if not line.startswith(b"{"):
             return None
@@ -205,11 +203,6 @@ class Frames:
             raise Invalid(f"a frame of type {reprlib.repr(kind)}")
         frame: Frame = decode(line, AnyFrame, f"{kind} frame")
         self._greeted = True
-        self._check_order(frame)
-        return frame
-
-    def _check_order(self, frame: Frame) -> None:
-        """Reject ranks of other machines, repeated frames, and frames after the last one."""
         rank = getattr(frame, "rank", None)
         ranks = {*getattr(frame, "running", ()), *([] if rank is None else [rank])}
         if not ranks <= self._ranks:
@@ -222,6 +215,7 @@ class Frames:
             raise Invalid(f"a second {frame.type} frame{whose}")
         if frame.once:
             self._seen_once.add((frame.type, rank))
+        return frame
 
     def _store_text(self, text: bytes) -> None:
         """Store the end of text between frames. Raises Invalid for too much text before hello."""
@@ -234,7 +228,7 @@ class Frames:
                 "there?"
             )
 
-    def rest(self) -> str:
+    def unframed_text(self) -> str:
         """Return the text that is not a frame."""
         text = self.other_text + bytes(self._buffer[:OTHER_BYTES])
         return text.decode(errors="replace").strip()

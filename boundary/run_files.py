@@ -14,18 +14,18 @@ from typing import Annotated, Any, Literal, Union
 from msgspec import Meta, Struct, field
 
 from boundary.schema import Count, Lenient, Number, Sha256, Text, matching
-from contract.records import CATEGORIES
+from contract.records import CATEGORIES, MOST_SCALARS
 
 # A text without control characters, so that it stays one line in a terminal.
 Line = Annotated[str, matching(r"[^\x00-\x1f\x7f-\x9f]*")]
 
 
 class Decided(Struct):
-    """The decisions that the ranks of an attempt made when they started."""
+    """The decisions that the ranks of an attempt made when they started: contract/decisions.py."""
 
     precision: Line
     sync: Line
-    balance: dict[Text, Count]  # each machine's weight in the division of a batch
+    balance: dict[Text, Count]  # {node: its weight in the division of a batch}
 
 
 class Attempt(Struct):
@@ -33,13 +33,13 @@ class Attempt(Struct):
 
     attempt: Count
     nodes: list[Text]
-    ranks: dict[Text, list[Count]]  # {machine: its ranks}
+    ranks: dict[Text, list[Count]]  # {node: its ranks}
     status: Text
     reason: Text
     master_port: Annotated[int, Meta(ge=0, lt=1 << 16)]
-    wall_seconds: Number | None
+    wall_seconds: Number | None  # None until the attempt has ended
     decided: Decided | None = None
-    went_on_from: Text | None = None  # a script's checkpoint
+    went_on_from: Text | None = None  # the checkpoint from which a script continued
 
 
 class Attempts(Struct):
@@ -69,7 +69,7 @@ class Checkpoint(Struct, tag_field="kind", tag="checkpoint"):
 
 
 class LayerRecord(Struct):
-    """layer.json, next to the packages of a script."""
+    """layer.json, next to the packages of a script (launcher/plan/layer.py)."""
 
     sha256: Sha256
     packages: dict[Text, Text]
@@ -114,17 +114,15 @@ MOST_RANKS = 4096
 MOST_STEPS = 1_000_000  # that one line of a rank may be about
 MOST_CELLS = 2000
 MOST_PEERS = 256  # of a machine
-MOST_SCALARS = 8  # of a rank
-MOST_THINGS = 64  # on a machine: disks, mounts or GPUs
+MOST_DEVICES = 64  # of a machine: disks, mounts or GPUs
 _SETTINGS = Meta(max_length=200)  # limits the options of a rank, and its versions of packages
-_NAME = Meta(max_length=1000)
 # A figure beyond these limits is damaged or invented, and would overflow sums.
 LARGEST_FIGURE = 10**18  # no counter of bytes is larger
-LONGEST_SECONDS = 10**10  # seconds
+LONGEST_SECONDS = 10**10  # three centuries
 
-# The types of figures. No figure is NaN or infinite: both are outside every pair of bounds.
-Name = Annotated[str, _NAME]
+Name = Annotated[str, Meta(max_length=1000)]
 Texts = Annotated[list[Text], Meta(max_length=MOST_RANKS)]
+# The types of figures. No figure is NaN or infinite: both are outside every pair of bounds.
 Natural = Annotated[int, Meta(ge=0, lt=LARGEST_FIGURE)]
 World = Annotated[int, Meta(ge=1, le=MOST_RANKS)]
 Rank = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
@@ -257,10 +255,10 @@ class AttemptRecord(Lenient):
     reason: Text | None = None
     status: Text | None = None
     wall_seconds: Seconds | None = None
-    resumed_samples: Figure | None = None
+    resumed_samples: Figure | None = None  # samples of earlier attempts, from which it continued
     first_cause: FirstCause | None = None
-    to_resume: Text | None = None  # the command that resumes the run
-    silent_ranks: Texts = field(default_factory=list)
+    to_resume: Text | None = None  # a clause with the command that resumes the run
+    silent_ranks: Texts = field(default_factory=list)  # sentences on where ranks waited
 
 
 class RunEnd(Lenient):
@@ -341,6 +339,7 @@ class RankLine(Lenient):
     previous line. A line of kind `step` is about `steps` steps, of which `step` is the last."""
 
     kind: Text | None = None
+    # Literal gets the names at run time, which mypy cannot follow.
     seconds: dict[Literal[tuple(CATEGORIES)], Seconds] = field(  # type: ignore[valid-type]
         default_factory=dict
     )
@@ -351,7 +350,7 @@ class RankLine(Lenient):
     loss: Figure | None = None
     top1: Figure | None = None
     epoch: Natural | None = None
-    exact: bool = False
+    exact: bool = False  # the strategy has not begun, so sums were exact
     unsummed: Natural = 0  # steps in a row whose gradients were not summed
     # {scalar: its mean over the steps of the line}; null for NaN and infinity.
     scalars: Annotated[dict[Name, Union[Figure, None]], Meta(max_length=MOST_SCALARS)] = field(
@@ -385,7 +384,7 @@ class Evaluation(Lenient):
 
 # Our trainer writes evaluation.json as a whole. So the report reads no part of a damaged file.
 class ClassFigures(Struct):
-    """The figures of a class in an evaluation. A class without images has only its name."""
+    """The figures of a class in an evaluation. A class without images has no shares and no loss."""
 
     name: Text
     images: Natural
@@ -395,7 +394,7 @@ class ClassFigures(Struct):
 
 
 class Confusion(Struct):
-    """The images of class `name` that the model took for class `predicted`."""
+    """The number of images of class `name` that the model took for class `predicted`."""
 
     name: Text
     predicted: Text
@@ -433,7 +432,7 @@ class Peer(Lenient, rename={"source": "from"}):
 
 
 class Interface(Lenient, rename={"name": "interface"}):
-    """The network interface that the run uses."""
+    """The network interface that the run uses. `peers`: by address."""
 
     name: Text | None = None
     speed_mbit: Positive | None = None
@@ -445,8 +444,8 @@ class MachineLine(Lenient, rename={"interface": "card"}):
     """A line of a machine's records without the figures that report/figures.py reads. In the file,
     `interface` is called `card`."""
 
-    data_disk: Text | None = None
-    mounts: Annotated[dict[str, Mount], Meta(max_length=MOST_THINGS)] = field(default_factory=dict)
+    data_disk: Text | None = None  # the disk that has the run's data
+    mounts: Annotated[dict[str, Mount], Meta(max_length=MOST_DEVICES)] = field(default_factory=dict)
     interface: Interface | None = None
     alone: list[Rank] = field(default_factory=list)  # ranks that connected to no other rank
     finished: list[Rank] = field(default_factory=list)  # ranks that exited with code 0
@@ -527,12 +526,12 @@ class SilentRank(Lenient):
 
 
 class GuardEnd(Lenient):
-    """The last line of a guard: its times, and the peak memory of its ranks."""
+    """The last line of a guard: its times by the machine's clock, and the ends of its ranks."""
 
     mono_start: Seconds | None = None
     mono_end: Seconds | None = None
-    peak_memory_bytes: dict[Text, Figure] = field(default_factory=dict)
-    only_received: Positive | None = None
+    peak_memory_bytes: dict[Text, Figure] = field(default_factory=dict)  # by rank
+    only_received: Positive | None = None  # as in MachineLine
     # {rank: how it ended}.
     workers: Annotated[dict[Text, Any], Meta(max_length=MOST_RANKS)] = field(default_factory=dict)
 

@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Seque
 
 from contract import verbs
 from contract.errors import DATA_LOST, DIVERGED, OUT_OF_MEMORY, STOPPED, UserError
-from contract.options import ENTRIES, GROUPS, Options, integer, numbers, switch
+from contract.options import GROUPS, TRAINER_OPTIONS, Options, integer, numbers, switch
 
 MIN_SIMILARITY = 0.66  # of a suggested name: below, the suggestion would only be a guess
 TRAINER = "python -m trainer"
@@ -60,35 +60,9 @@ class Parser(argparse.ArgumentParser):
 
 def _unknown_option_text(flag: str, names: Iterable[str], program: str) -> str:
     """Return a sentence for a flag that is not in `names`, with the nearest name."""
-    name = verbs.nearest(flag.lstrip("-"), names, MIN_SIMILARITY)
+    name = verbs.find_nearest(flag.lstrip("-"), names, MIN_SIMILARITY)
     hint = f"Did you mean --{name}?" if name else f"See `{program} --help`."
     return f"unknown option {flag[:80]}. {hint}"
-
-
-def trainer_parser() -> Parser:
-    """Return a parser of all options of the trainer."""
-    parser = Parser(
-        TRAINER,
-        usage=f"{TRAINER} --data DIR --output DIR [options]",
-        description="Train an image classifier on one or many processes.",
-        epilog=EPILOG,
-    )
-    for name, row in ENTRIES.items():
-        # GROUPS has the first option of each group, and options are in the order of the fields.
-        if name in GROUPS:
-            group = parser.add_argument_group(GROUPS[name])
-        default = "" if row.default in (None, False) else str(row.default).strip("()")
-        help_text = f"{row.help} (default: {default})" if default else row.help
-        # A switch may be typed as --name or as --name=false.
-        switch_settings: Any = {"nargs": "?", "const": True} if row.type is switch else {}
-        group.add_argument(
-            f"--{name}",
-            type=partial(row.read, f"--{name}"),
-            help=help_text.replace("%", "%%"),  # argparse formats it
-            metavar="|".join(row.choices) or METAVARS[row.type],
-            **switch_settings,
-        )
-    return parser
 
 
 def parse(argv: Sequence[str], defaults: Optional[Mapping[str, Any]] = None) -> Options:
@@ -103,9 +77,30 @@ def parse(argv: Sequence[str], defaults: Optional[Mapping[str, Any]] = None) -> 
 def trainer_words(argv: Sequence[str]) -> Dict[str, Any]:
     """Return {name: value} of the trainer's options in `argv`. Raises UserError, and SystemExit
     after --help."""
-    values, unnamed = trainer_parser().read(argv, ENTRIES)
+    parser = Parser(
+        TRAINER,
+        usage=f"{TRAINER} --data DIR --output DIR [options]",
+        description="Train an image classifier on one or many processes.",
+        epilog=EPILOG,
+    )
+    for name, row in TRAINER_OPTIONS.items():
+        # GROUPS has the first option of each group, and options are in the order of the fields.
+        if name in GROUPS:
+            group = parser.add_argument_group(GROUPS[name])
+        default = "" if row.default in (None, False) else str(row.default).strip("()")
+        help_text = f"{row.help} (default: {default})" if default else row.help
+        # A switch may be typed as --name or as --name=false.
+        switch_settings: Any = {"nargs": "?", "const": True} if row.type is switch else {}
+        group.add_argument(
+            f"--{name}",
+            type=partial(row.read, f"--{name}"),
+            help=help_text.replace("%", "%%"),  # argparse formats it
+            metavar="|".join(row.choices) or METAVARS[row.type],
+            **switch_settings,
+        )
+    values, unnamed = parser.read(argv, TRAINER_OPTIONS)
     if unnamed:
-        raise UserError(_unknown_option_text(unnamed[0], ENTRIES, TRAINER))
+        raise UserError(_unknown_option_text(unnamed[0], TRAINER_OPTIONS, TRAINER))
     return values
 
 
@@ -143,8 +138,8 @@ def read_config(path: str) -> Dict[str, Any]:
     # A value becomes a word first, so that it passes the same checks as a typed word.
     for key, value in options.items():
         name = str(key).replace("-", "_")
-        if name not in ENTRIES:
-            text = _unknown_option_text(f"--{name}", ENTRIES, TRAINER)
+        if name not in TRAINER_OPTIONS:
+            text = _unknown_option_text(f"--{name}", TRAINER_OPTIONS, TRAINER)
             raise UserError(f"--config {path}: {text}")
         items = value if isinstance(value, list) else [value]
         # Nested lists may refer to each other, and their text would fill the memory.
@@ -153,7 +148,7 @@ def read_config(path: str) -> Dict[str, Any]:
         if not is_flat or len(typed) > 4096:
             raise UserError(f"--config {path}: {name} is neither a value nor a list of values.")
         if value is not None:  # `name:` without a value is the default
-            values[name] = ENTRIES[name].read(f"--{name}", typed)
+            values[name] = TRAINER_OPTIONS[name].read(f"--{name}", typed)
     return values
 
 

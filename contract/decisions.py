@@ -13,17 +13,18 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from contract import precisions, prices, runs, split, strategies
 from contract.errors import UserError
 from contract.text import read_text
 
-FILE = "measured.json"  # Measurements, in the run's folder on each machine
-VARIABLE = "TANDEM_MEASURED"  # the variable of a rank's environment with the path of that file
+# The variable of a rank's environment with the path of measured.json, which has Measurements.
+MEASURED_VARIABLE = "TANDEM_MEASURED"
 AUTO, OFF = "auto", "off"  # values of BALANCE=
-LARGEST_WEIGHT = 1_000_000  # of BALANCE=
-AS_ASKED = "as asked"  # the reason of a decision that the user made
+LARGEST_TYPED_WEIGHT = 1_000_000  # in BALANCE=
+# Reasons of decisions that the user made, and that an earlier attempt of the run made.
+AS_ASKED, AS_BEGUN = "as asked", "as this run began"
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,15 @@ class Measurements:
     decided: Mapping[str, Any] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
-        """Return the content of FILE."""
+        """Return the content of measured.json, a file that launcher/node/guard.py writes for the
+        ranks of its machine."""
         return asdict(self)
 
 
 def read_measurements(environ: Mapping[str, str]) -> Measurements:
     """Read the file that the launcher sent. Returns Measurements() if there is no file, as under
     plain torchrun. Raises UserError for a damaged file."""
-    path = environ.get(VARIABLE)
+    path = environ.get(MEASURED_VARIABLE)
     if not path:
         return Measurements()
     try:
@@ -86,7 +88,7 @@ class Request:
     optimizer: str
     family: str  # of the optimizer
 
-    def setting(self, hosts: Sequence[str], precision: str) -> runs.Setting:
+    def make_setting(self, hosts: Sequence[str], precision: str) -> runs.Setting:
         """Return the settings to which a prediction or a measurement must apply for such a run."""
         return runs.Setting(self.model, self.batch, self.image_size, precision, tuple(hosts))
 
@@ -127,21 +129,26 @@ def decide(
     which the run continues. Raises UserError for a precision that a device lacks."""
     # The decisions of an earlier attempt hold even if that attempt saved no checkpoint, so that the
     # figures of a run's attempts are comparable. They only replace `auto`, not a typed value.
-    earlier = {**stored, **{name: str(value) for name, value in measured.decided.items() if value}}
+    # (`choose_balance` reads the third decision, the balance.)
+    earlier = dict(stored)
+    for name in ("precision", "sync"):
+        if measured.decided.get(name):
+            earlier[name] = str(measured.decided[name])
     precision, is_earlier = request.precision, False
     if precision == AUTO and earlier.get("precision") in precisions.BITS:
         precision, is_earlier = earlier["precision"], True
     level = precisions.resolve(precision, devices, request.emulate, is_earlier)
+    # `resolve` gives this reason for each precision that is not `auto`.
     if is_earlier and level.reason == AS_ASKED:
-        level = level._replace(reason="as this run began")
+        level = level._replace(reason=AS_BEGUN)
 
     # Without the launcher's file, as under plain torchrun, the devices show how many machines run.
     nodes = len(measured.hosts) or len({device.host for device in devices})
-    setting = request.setting(list(measured.hosts), level.name)
+    setting = request.make_setting(list(measured.hosts), level.name)
     prediction = find_prediction(measured, setting, request.phases)
     choice = Choice(request.sync, AS_ASKED)
     if request.sync == AUTO:
-        choice = Choice(earlier.get("sync", ""), "as this run began")
+        choice = Choice(earlier.get("sync", ""), AS_BEGUN)
         # A checkpoint of another version may name a strategy that this version does not have.
         if not strategies.parse_or_none(choice.sync):
             choice = choose_sync(prediction, nodes, request.family, measured.measure)
@@ -167,9 +174,9 @@ def read_balance(typed: str, names: Sequence[str]) -> str | dict[str, int]:
             f"BALANCE={typed} has {len(weights)} numbers, but the run has {len(names)} "
             "machines: type one number for each machine."
         )
-    # The pattern above also allows 0, and numbers above LARGEST_WEIGHT.
-    if not all(1 <= weight <= LARGEST_WEIGHT for weight in weights):
-        raise UserError(f"BALANCE={typed}: type numbers from 1 to {LARGEST_WEIGHT:,}.")
+    # The pattern above also allows 0, and numbers above LARGEST_TYPED_WEIGHT.
+    if not all(1 <= weight <= LARGEST_TYPED_WEIGHT for weight in weights):
+        raise UserError(f"BALANCE={typed}: type numbers from 1 to {LARGEST_TYPED_WEIGHT:,}.")
     return dict(zip(names, weights))
 
 
@@ -191,6 +198,7 @@ def choose_balance(measured: Measurements) -> Balance:
     # those of a run without a break.
     earlier = measured.decided.get("balance")
     if earlier is not None and set(earlier) == set(names):
+        # Equal weights are recorded as 1 for each node, but Balance has {} for equal batches.
         return Balance(earlier if len(set(earlier.values())) > 1 else {}, "as before")
     # Speeds were measured one node at a time, so they do not apply to nodes that share a machine.
     if len(set(measured.hosts.values())) < len(names):
@@ -236,18 +244,19 @@ def find_prediction(
 def choose_sync(
     prediction: runs.Prediction | None, nodes: int, family: str, measure: str
 ) -> Choice:
-    """Choose the strategy if SYNC=auto: the most exact of the acceptable strategies (`most_exact`)
-    within 5 % of the fastest. `measure`: the clause of Measurements."""
+    """Choose the strategy if SYNC=auto: the most exact of the acceptable strategies within 5 % of
+    the fastest (prices.TOLERANCE). `measure`: the clause of Measurements."""
     exact = strategies.EXACT
     if nodes == 1:
         return Choice(exact, "one machine waits for no other")
     speeds = prediction.speeds if prediction else {}
     if (exact, nodes) not in speeds:
         return Choice(exact, f"exact, because Tandem has no prediction for such a run: {measure}")
-    spec, fastest = most_exact(speeds, nodes, family)
+    acceptable = find_acceptable(speeds, nodes, family)
+    spec, fastest = acceptable.most_exact, acceptable.fastest
     if fastest == exact:  # then `spec` is the exact strategy, too
-        whose = " with Adam" if family == prices.ADAM else ""
-        return Choice(exact, f"`make plan` predicts that no safe strategy{whose} is faster")
+        with_text = " with Adam" if family == prices.ADAM else ""
+        return Choice(exact, f"`make plan` predicts that no safe strategy{with_text} is faster")
     figures = f"{speeds[spec, nodes]:.0f} images/s by `make plan`"
     for name in (fastest, exact):
         if name != spec:
@@ -258,18 +267,28 @@ def choose_sync(
     return Choice(spec, f"{figures}; safe for accuracy on {tasks}")
 
 
-def most_exact(speeds: Mapping[tuple[str, int], float], nodes: int, family: str) -> tuple[str, str]:
-    """Return two strategies: the most exact of those that are nearly the fastest, and the fastest.
-    Strategies that are neither exact nor labelled safe for this family of optimizers do not count.
-    `speeds`: images/s by (strategy, number of machines)."""
-    seconds = {
+class Acceptable(NamedTuple):
+    """Hold two acceptable strategies. `most_exact`: the most exact of those that are nearly as fast
+    as the `fastest`."""
+
+    most_exact: str
+    fastest: str
+
+
+def find_acceptable(speeds: Mapping[tuple[str, int], float], nodes: int, family: str) -> Acceptable:
+    """Return the best of the acceptable strategies, which are exact, or labelled safe for this
+    family of optimizers. `speeds`: images/s by (strategy, number of machines)."""
+    seconds_per_image = {
         spec: 1 / speed
         for (spec, count), speed in speeds.items()
         if count == nodes and prices.is_acceptable(strategies.parse(spec), family)
     }
-    if not seconds:
-        return strategies.EXACT, strategies.EXACT
-    return prices.most_exact(seconds, strategies.parse), min(seconds, key=seconds.__getitem__)
+    if not seconds_per_image:
+        return Acceptable(strategies.EXACT, strategies.EXACT)
+    return Acceptable(
+        most_exact=prices.most_exact(seconds_per_image, strategies.parse),
+        fastest=min(seconds_per_image, key=seconds_per_image.__getitem__),
+    )
 
 
 def warn_if_slower(
@@ -283,8 +302,8 @@ def warn_if_slower(
     single_speed, speed = prediction.speed(spec, 1), prediction.speed(spec, nodes)
     if single_speed is None or speed is None or speed >= single_speed:
         return None
-    better, _ = most_exact(prediction.speeds, nodes, family)
-    better_speed = prediction.speed(better, nodes) or 0.0
+    better = find_acceptable(prediction.speeds, nodes, family).most_exact
+    better_speed = prediction.speed(better, nodes) or 0.0  # 0 if this number was not predicted
     remedy = "train on one machine"
     if better_speed > single_speed:
         remedy = f"SYNC={better} would give {better_speed:.0f}"

@@ -16,7 +16,7 @@ import shlex
 import stat
 import unicodedata
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 SPLITS = ("train", "val")
 IMAGES, FILES = KINDS = ("images", "files")  # kinds of data sets
@@ -32,20 +32,30 @@ SYSTEM_FOLDERS = (
 KINDS_SHOWN = 6  # of the kinds of skipped files, in a note for people
 NOTE_CHARACTERS = 1000  # at most, in a note for people
 LAYOUT = "the layout is DATA/train/<class>/<image> and DATA/val/<class>/<image>"
-# Systems that keep large files elsewhere, and put a pointer in a file's place until a command
-# fetches the file: (name, command, pattern). A pointer is a small file with a text, or a link. The
-# pattern matches the beginning of that text, or of the link's target.
-POINTERS = (
+
+
+class PointerSystem(NamedTuple):
+    """A system that keeps large files elsewhere, and puts a pointer in a file's place until
+    `command` fetches the file. A pointer is a small file with a text, or a link. `pattern` matches
+    the beginning of that text, or of the link's target."""
+
+    name: str
+    command: str
+    pattern: bytes
+
+
+POINTER_SYSTEMS = (
     # `version https://git-lfs.github.com/spec/v1`. `git lfs pull` alone changes nothing in a clone
     # that was made without Git LFS.
-    (
-        *("Git LFS", "git lfs install --local && git lfs pull"),
+    PointerSystem(
+        "Git LFS",
+        "git lfs install --local && git lfs pull",
         rb"version https://(git-lfs|hawser)\.github\.com/spec/",
     ),
     # `../../.git/annex/objects/Xq/3K/SHA256E-s48--ab12.jpg/SHA256E-s48--ab12.jpg`
-    ("git-annex", "git annex get .", rb"[^\n\0]*/annex/objects/"),
+    PointerSystem("git-annex", "git annex get .", rb"[^\n\0]*/annex/objects/"),
     # `/home/anna/flowers/.dvc/cache/files/md5/ab/12cd`
-    ("DVC", "dvc pull", rb"[^\n\0]*/(\.dvc/cache|files/md5)/"),
+    PointerSystem("DVC", "dvc pull", rb"[^\n\0]*/(\.dvc/cache|files/md5)/"),
 )
 
 # Errors of a disk or a file server that fails, not of a file. The same call may succeed later.
@@ -69,16 +79,16 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
-def pointer_kind(text: bytes) -> str:
+def describe_pointer(text: bytes) -> str:
     """Return the system whose pointer a file's text or a link's target is, and the command that
     fetches the file; "" if it is not a pointer."""
-    for kind, command, pattern in POINTERS:
-        if re.match(pattern, text):
-            return f"{kind} (`{command}` in the clone fetches the files)"
+    for system in POINTER_SYSTEMS:
+        if re.match(system.pattern, text):
+            return f"{system.name} (`{system.command}` in the clone fetches the files)"
     return ""
 
 
-DVC = pointer_kind(b"/.dvc/cache/")  # the description of DVC's pointers
+DVC = describe_pointer(b"/.dvc/cache/")  # the description of DVC's pointers
 
 
 class LayoutError(Exception):
@@ -93,7 +103,7 @@ class NoAnswer(LayoutError):
 
 
 @contextlib.contextmanager
-def readable() -> Iterator[None]:
+def translate_os_errors() -> Iterator[None]:
     """Turn an OSError raised within the block into a LayoutError."""
     try:
         yield
@@ -124,7 +134,7 @@ class Split:
         self.broken_links = []  # type: List[str]
         self.twin_note = ""
 
-    def entries(self, folder: str) -> List["os.DirEntry[str]"]:
+    def list_entries(self, folder: str) -> List["os.DirEntry[str]"]:
         """Return the entries of a folder, without system folders, pointers, and links that cannot
         be followed. Counts these in `skipped` and `broken_links`."""
         # The time is read before the listing: if the folder changes meanwhile, its time differs.
@@ -137,9 +147,9 @@ class Split:
                     self.skip("pointers of " + DVC)
                 elif entry.is_symlink() and not _can_be_followed(entry):
                     target = os.readlink(entry.path)  # noqa: PTH115 - pathlib has it since 3.9
-                    kind = pointer_kind(os.fsencode(target))
-                    if kind:
-                        self.skip("pointers of " + kind)
+                    system = describe_pointer(os.fsencode(target))
+                    if system:
+                        self.skip("pointers of " + system)
                     else:
                         self.broken_links.append(entry.path)
                 elif (entry.name[0] == "." or entry.name in SYSTEM_FOLDERS) and entry.is_dir():
@@ -167,6 +177,11 @@ class Split:
             texts[KINDS_SHOWN:] = [f"{len(texts) - KINDS_SHOWN} more kinds"]
         return printable(", ".join(texts))
 
+    def skipped_clause(self) -> str:
+        """Return a clause for an error, like `, but 40 .avif`; "" if nothing was skipped."""
+        counts = self.count_skipped()
+        return f", but {counts}" if counts else ""
+
     def note(self, split: str) -> str:
         """Return a note for people like `not read in train: 40 .avif`, or ""."""
         counts = self.count_skipped()
@@ -174,17 +189,29 @@ class Split:
         return "; ".join(clause for clause in clauses if clause)[:NOTE_CHARACTERS]
 
 
-@readable()
+@translate_os_errors()
 def read_split(root: Path, split: str, progress: Callable[[], None] = lambda: None) -> Split:
     """Read the images of one split, and count the files that are not images. Calls `progress` after
     each class. Raises LayoutError."""
     content = Split()
-    names = class_names(root, split, content)
+    names = read_class_names(root, split, content)
     # Only the classes of train have class numbers, so train must have every class of val.
-    train_names = names if split == "train" else class_names(root, "train", Split())
+    train_names = names if split == "train" else read_class_names(root, "train", Split())
     for name in names:
-        if name not in train_names:
-            raise LayoutError(_explain_unknown_class(root / split, name, train_names))
+        if name in train_names:
+            continue
+        text = f"{root / split / name} is a class, but {root / 'train'} does not have it"
+        # If a class of train has a name that looks the same, add the command that renames the
+        # folder of val.
+        for train_name in train_names:
+            if _appearance(train_name) == _appearance(name):
+                difference = _explain_difference(name, train_name)
+                folder, target = shlex.quote(str(root / split)), _quote_for_bash(train_name)
+                raise LayoutError(
+                    f"{text}. It has {target}: {difference}. "
+                    f"`mv -T {folder}/{_quote_for_bash(name)} {folder}/{target}`"
+                )
+        raise LayoutError(f"{text}.")
     content.images = {name: [] for name in train_names}
     for name in names:
         content_of_class = read_class(root, split, name)
@@ -197,8 +224,9 @@ def read_split(root: Path, split: str, progress: Callable[[], None] = lambda: No
     return content
 
 
-def class_names(root: Path, split: str, content: Split) -> List[str]:
-    """Return the sorted names of a split's classes, and count other files. Raises LayoutError."""
+def read_class_names(root: Path, split: str, content: Split) -> List[str]:
+    """Return the sorted names of a split's classes. Counts other files in `content`, and sets its
+    `twin_note`. Raises LayoutError."""
     folder = root / split
     # Say what is in the folder's place: a pointer, nothing, or folders with other names.
     if not folder.is_dir():
@@ -212,22 +240,22 @@ def class_names(root: Path, split: str, content: Split) -> List[str]:
         if names_text:
             reason = f"it has no folder {split}. It has {names_text}"
         raise LayoutError(f"{reason}; {LAYOUT}.")
-    entries = [entry for entry in content.entries(str(folder)) if entry.name[0] != "."]
+    entries = [entry for entry in content.list_entries(str(folder)) if entry.name[0] != "."]
     # A broken link here may stand for a whole class, so it is an error. Within a class, a broken
     # link stands for one image, and read_class only counts it.
-    for link in sorted(content.broken_links)[:1]:
-        raise LayoutError(f"{describe_link(link)}: repair it, or remove it if it is not a class.")
+    if content.broken_links:
+        link_text = describe_link(min(content.broken_links))
+        raise LayoutError(f"{link_text}: repair it, or remove it if it is not a class.")
     names = sorted(entry.name for entry in entries if entry.is_dir())
-    files = len(entries) - len(names)
+    file_count = len(entries) - len(names)
     if not names:
         texts = {0: "is empty", 1: "has one file, but no class folders"}
-        text = texts.get(files, f"has {files} files, but no class folders")
-        text += content.count_skipped() and f", but {content.count_skipped()}"  # "" adds nothing
-        raise LayoutError(f"{folder} {text}; {LAYOUT}.")
+        text = texts.get(file_count, f"has {file_count} files, but no class folders")
+        raise LayoutError(f"{folder} {text}{content.skipped_clause()}; {LAYOUT}.")
     if split == "train" and len(names) == 1:
         raise LayoutError(f"{folder} has one class, {names[0]}: a classifier needs two or more.")
-    if files:
-        content.skip("beside the classes", files)
+    if file_count:
+        content.skip("beside the classes", file_count)
     # Two names that look the same usually are one class, copied from two systems. A note suffices,
     # because some users mean two classes.
     by_appearance = {}  # type: Dict[str, str]
@@ -236,13 +264,14 @@ def class_names(root: Path, split: str, content: Split) -> List[str]:
         if twin != name:
             difference = _explain_difference(twin, name)
             content.twin_note = (
-                f"{_quoted(twin)} and {_quoted(name)} are different classes: {difference}"
+                f"{_quote_for_bash(twin)} and {_quote_for_bash(name)} are different classes: "
+                f"{difference}"
             )
             break
     return names
 
 
-@readable()
+@translate_os_errors()
 def read_class(root: Path, split: str, name: str) -> Split:
     """Read the images of one class, at any depth. Follows links. Raises LayoutError."""
     content, paths = Split(), []  # type: Split, List[str]
@@ -250,7 +279,7 @@ def read_class(root: Path, split: str, name: str) -> Split:
     begin = len(str(root / split)) - len(split)
     folders = [str(root / split / name)]
     while folders:
-        for entry in content.entries(folders.pop()):
+        for entry in content.list_entries(folders.pop()):
             if entry.is_dir():
                 folders.append(entry.path)
             elif entry.name[0] != "." and entry.name.lower().endswith(SUFFIXES):
@@ -259,19 +288,19 @@ def read_class(root: Path, split: str, name: str) -> Split:
                 suffix = Path(entry.name).suffix.lower()[:20] or "without a suffix"
                 content.skip("hidden" if entry.name[0] == "." else suffix)
     if not paths:
-        skipped = content.count_skipped() and f", but {content.count_skipped()}"
         raise LayoutError(
-            f"{root / split / name} has no images ({', '.join(SUFFIXES)}){skipped}; remove it or "
-            "fill it."
+            f"{root / split / name} has no images ({', '.join(SUFFIXES)})"
+            f"{content.skipped_clause()}; remove it or fill it."
         )
     content.images = {name: sorted(paths)}
     return content
 
 
-@readable()
+@translate_os_errors()
 def list_files(root: Path, progress: Callable[[], None]) -> Tuple[Dict[str, Any], Split]:
     """Return the listing of all files below a folder, hidden files and files behind links included,
-    and a Split with the folders and the broken links. Raises LayoutError if there is no file.
+    and a Split with the folders and the broken links. Calls `progress` for each entry. Raises
+    LayoutError if there is no file.
 
     A folder may have millions of files, so the memory holds only the names of one folder at a time.
     """
@@ -309,8 +338,7 @@ def list_files(root: Path, progress: Callable[[], None]) -> Tuple[Dict[str, Any]
             else:
                 tree.skip("that are no files")  # sockets and named pipes
     if not file_count:
-        skipped = tree.count_skipped() and f", but {tree.count_skipped()}"
-        raise LayoutError(f"{root} has no files{skipped}.")
+        raise LayoutError(f"{root} has no files{tree.skipped_clause()}.")
     # In a listing of the kind `files`, the files count as images.
     listing = {"classes": 0, "images": file_count, "bytes": total_bytes}
     return {**listing, "sha256": names_hash.hexdigest(), "note": tree.note("the folder")}, tree
@@ -348,21 +376,6 @@ def _appearance(name: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
 
 
-def _explain_unknown_class(folder: Path, name: str, train_names: List[str]) -> str:
-    """Return the error about a class of val that train lacks. If a class of train has a name that
-    looks the same, add the command that renames the folder."""
-    text = f"{folder / name} is a class, but {folder.parent / 'train'} does not have it"
-    for train_name in train_names:
-        if _appearance(train_name) == _appearance(name):
-            difference = _explain_difference(name, train_name)
-            quoted = shlex.quote(str(folder))
-            return (
-                f"{text}. It has {_quoted(train_name)}: {difference}. "
-                f"`mv -T {quoted}/{_quoted(name)} {quoted}/{_quoted(train_name)}`"
-            )
-    return text + "."
-
-
 def _explain_difference(name: str, twin: str) -> str:
     """Return a clause on how two names differ that look the same."""
     if unicodedata.normalize("NFC", name) == unicodedata.normalize("NFC", twin):
@@ -374,7 +387,7 @@ def _explain_difference(name: str, twin: str) -> str:
     return "some of their characters only look equal"
 
 
-def _quoted(name: str) -> str:
+def _quote_for_bash(name: str) -> str:
     """Quote a name for bash. Bytes that are not ASCII get escapes, as in $'caf\\xc3\\xa9', so that
     people can copy the name from any terminal."""
     if all(" " <= letter <= "~" for letter in name):
@@ -406,14 +419,14 @@ def read_data_sets(entries: List[Any]) -> List[Dict[str, str]]:
     return rows
 
 
-def data_sets(folder: Path) -> List[str]:
+def find_data_sets(folder: Path) -> List[str]:
     """Return the names of the data sets of image classes in a folder. Raises OSError."""
     return sorted(path.name for path in folder.iterdir() if (path / "train").is_dir())
 
 
 def print_listings(folder: Path, node_dir: Path) -> None:
     """Print a line of JSON with the listings of each data set, or the reason why it has none."""
-    names = data_sets(folder)
+    names = find_data_sets(folder)
     print(json.dumps({name: _listings_or_fault(folder / name, node_dir) for name in names}))
 
 
@@ -425,20 +438,22 @@ def print_listing(root: Path, node_dir: Path, kind: str) -> None:
 def _listings_or_fault(root: Path, node_dir: Path, kind: str = IMAGES) -> Any:
     """Return the listings of a data set, or a text with the reason why it has none."""
     try:
-        return listings(root, node_dir, kind=kind)
+        return read_listings(root, node_dir, kind=kind)
     except LayoutError as error:
         return str(error)
 
 
-@readable()
-def listings(
+@translate_os_errors()
+def read_listings(
     root: Path, node_dir: Path, progress: Callable[[], None] = lambda: None, kind: str = IMAGES
 ) -> Dict[str, Dict[str, Any]]:
-    """Return {split: listing}. A listing has the numbers of classes and images, and a hash of names
-    and sizes. For a data set of the kind `files`, return {FILES: the listing of all its files}.
+    """Return {split: listing}. For a data set of the kind `files`, return {FILES: the listing of
+    all its files}.
 
-    The listings are stored in `node_dir`, and used again until one of the folders changes. Calls
-    `progress` after each class or file. Raises LayoutError.
+    A listing has `classes` and `images`, which are numbers, `sha256` of the names and sizes, and a
+    `note` on skipped files for people. With the kind `files` it also has `bytes`. The listings are
+    stored in `node_dir`, and used again until one of the folders changes. Calls `progress` after
+    each class or file. Raises LayoutError.
     """
     real = root.resolve()
     cache = node_dir / "manifests" / hashlib.sha256(os.fsencode(str(real))).hexdigest()[:16]

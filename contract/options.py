@@ -70,7 +70,11 @@ def integer(typed: str) -> int:
 
 
 def numbers(typed: str) -> Tuple[int, ...]:
+    # `3,5` and `3,5,` are (3, 5), and an empty text is ().
     return tuple(integer(number) for number in typed.split(",") if number)
+
+
+ON, OFF = ("1", "yes", "on", "true"), ("0", "no", "off", "false")
 
 
 def switch(typed: str) -> bool:
@@ -85,7 +89,6 @@ def time_of_day(typed: str) -> str:
     return typed
 
 
-ON, OFF = ("1", "yes", "on", "true"), ("0", "no", "off", "false")
 # For the error about a text that does not fit: {type: (its description, an example)}.
 EXAMPLES: Dict[Any, Tuple[str, str]] = {
     integer: ("a whole number", "4"),
@@ -105,10 +108,11 @@ TYPES: Dict[Any, Callable[[str], Any]] = {
 class Option:
     """Describe an option.
 
-    `least`, `most`: the bounds of a number, which are allowed values. `make`: the variable of make
-    that sets the option. `make_help`: the text of `make help VERB`, if it differs from `help`.
-    `stored`: plan.json records the value. `changeable_on_resume`: a resumed run may have another
-    value.
+    `help`: the text of --help. `type`: makes the value from the text that a user typed. `least`,
+    `most`: the bounds of a number, which are allowed values; without `least` a number may not be
+    negative. `make`: the variable of make that sets the option. `make_help`: the text of `make help
+    VERB`, if it differs from `help`. `stored`: plan.json records the value. `changeable_on_resume`:
+    a resumed run may have another value.
     """
 
     help: str
@@ -150,14 +154,15 @@ class Option:
             choice = f"one of {', '.join(self.choices)}"
             if len(self.choices) == 1:
                 choice = self.choices[0]
+            # Without a default, None is a value, too.
             omission = ", or leave it out" if self.default is None else ""
             raise UserError(f"{shown}: choose {choice}{hint}{omission}.")
-        # NaN passes every comparison below.
+        # float also accepts `nan` and `inf`, and an upper bound may be missing.
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{shown}: must be a number.")
         if isinstance(value, (int, float)) and not self.least <= value <= self.most:
-            low = value < self.least
-            bound = f"at least {self.least}" if low else f"at most {self.most}"
+            is_low = value < self.least
+            bound = f"at least {self.least}" if is_low else f"at most {self.most}"
             raise UserError(f"{shown}: must be {bound}.")
         return value
 
@@ -195,7 +200,8 @@ class Optimizer(NamedTuple):
 
     `maker`: module:class. `arguments`: the arguments in addition to the learning rate and the
     weight decay. `keeps`: the names of the state's tensors that are as large as their weight.
-    `counts`: the state also counts the steps of each weight, and is complete after the first step.
+    `counts`: the state also has the number of steps of each weight, and it is complete after the
+    first step.
     `family`: SGD or ADAM of contract/strategies.py; contract/prices.py has its accuracy costs.
     """
 
@@ -224,8 +230,8 @@ OPTIMIZERS = {
 }
 
 
-# Each of these options names a file. The trainer writes the file with a trained model, and trains
-# nothing.
+# Each of these options names a file. With such an option the trainer applies a trained model to
+# images, writes this file, and trains nothing.
 RESULTS = ("predict", "extract", "evaluate")
 RESULTS_FOLDER = "results"  # the folder of a run with these files
 
@@ -234,7 +240,8 @@ RESULTS_FOLDER = "results"  # the folder of a run with these files
 class Options:
     """Hold the trainer's options."""
 
-    # Each option begins a line: so the table reads better than with one argument a line.
+    # The options are in the order of --help. Each begins a line, because one argument a line would
+    # make the table three times as long.
     # fmt: off
     # run
     config: Optional[str] = changeable(None, "YAML file with any of these options, or JSON of them")
@@ -358,7 +365,7 @@ class Options:
         "kernels", ("auto", "apex", "torch"))
     emulate: bool = changeable(False, "allow bf16 on devices that emulate it slowly")
     sync: str = option(strategies.EXACT,
-        f"how ranks sum gradients: {strategies.usages()} (docs/slow-networks.md)", make="SYNC",
+        f"how ranks sum gradients: {strategies.list_usages()} (docs/slow-networks.md)", make="SYNC",
         make_help="how ranks sum: allreduce (default), auto, ef:5 ... (docs/slow-networks.md)")
     sync_warmup: Optional[float] = option(None,
         "epochs with exact sums before a strategy that omits bits; default warmup_epochs, or 0 if "
@@ -397,7 +404,7 @@ class Options:
     # fmt: on
 
     def __post_init__(self) -> None:
-        for name, entry in ENTRIES.items():
+        for name, entry in TRAINER_OPTIONS.items():
             entry.check(f"--{name}", getattr(self, name))
         if self.sync != strategies.AUTO:  # the ranks replace `auto` when they start
             strategies.parse(self.sync)
@@ -469,7 +476,7 @@ class Options:
         return {name: file for name, file in files.items() if file}
 
     @property
-    def generated(self) -> bool:
+    def trains_on_noise(self) -> bool:
         """Return whether the trainer trains on noise, and loads no images."""
         return bool(self.trial) and not (self.data or self.results)
 
@@ -479,12 +486,12 @@ class Options:
         return self.bucket_mb or strategies.parse(self.sync).rule.bucket_mb
 
 
-ENTRIES = options_of(Options)
+TRAINER_OPTIONS = options_of(Options)  # {name: Option}
 
 
 def in_words_of_make(text: str) -> str:
     """Return a sentence of the trainer with its options as a user of make types them."""
-    for name, row in ENTRIES.items():
+    for name, row in TRAINER_OPTIONS.items():
         if row.make:
             # `--per_node_batch_size 0` becomes `BATCH=0`. A dash after the blank begins another
             # option, so that this option has no value.
@@ -499,9 +506,9 @@ def in_words_of_make(text: str) -> str:
 class Config:
     """Hold the options of a run. The name of each option in capitals is a variable of make.
 
-    `data`: "" if the run has a script, or if it trains on noise. `trainer`: the options of the
-    trainer that the user typed. `words`: the arguments of `script`, which replaces the trainer
-    (launcher/build_script.py). `at`, `until`: Unix seconds.
+    `data`: "" if the run has a script, or if it trains on noise. `trainer`: {name: value} of the
+    options of the trainer that the user typed. `words`: the arguments of `script`, which replaces
+    the trainer (launcher/build_script.py). `at`, `until`: Unix seconds.
     """
 
     data: str = DEFAULT_DATA
@@ -548,4 +555,4 @@ class Config:
     # fmt: on
 
 
-RUN_OPTIONS = options_of(Config)
+RUN_OPTIONS = options_of(Config)  # {name: Option}, without the first three fields

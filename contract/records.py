@@ -55,6 +55,7 @@ SUM_BYTES = 8 * len(SUM_COUNTERS)
 
 # Newer torch begins each line of a rank's traceback with `[rank0]: `.
 RANK = re.compile(r"^\[rank\d+\]:\s?")
+MOST_SCALARS = 8  # the names of scalars that the ranks of a run may record (tandem/timings.py)
 PIECE = 1 << 15  # bytes of a file that a guard sends at once (launcher/node/records.py)
 
 

@@ -33,23 +33,19 @@ def remove_abandoned() -> None:
     """Remove this user's folders whose makers no longer run. Ignores errors."""
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as scan:
         for entry in scan:
-            if entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False):
-                with contextlib.suppress(OSError):
-                    _remove_if_abandoned(entry)
-
-
-def _remove_if_abandoned(folder: "os.DirEntry[str]") -> None:
-    """Remove a folder, unless it belongs to another user. Raises OSError if it has no lock file, or
-    if its maker runs."""
-    if folder.stat(follow_symlinks=False).st_uid != os.getuid():
-        return
-    descriptor = os.open(f"{folder.path}/{LOCK}", os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # This process has the lock now, so no maker uses the folder.
-        shutil.rmtree(folder.path, ignore_errors=True)
-    finally:
-        os.close(descriptor)
+            if not (entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False)):
+                continue
+            # An OSError means that the folder has no lock file, or that its maker runs.
+            with contextlib.suppress(OSError):
+                if entry.stat(follow_symlinks=False).st_uid != os.getuid():
+                    continue
+                descriptor = os.open(f"{entry.path}/{LOCK}", os.O_RDONLY | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    # This process has the lock now, so no maker uses the folder.
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                finally:
+                    os.close(descriptor)
 
 
 def remove_scratch(folder: str, lock: int) -> None:

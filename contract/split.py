@@ -17,7 +17,7 @@ from contract.errors import UserError
 SMALLEST = 2
 # Machines whose speeds differ by less get equal batches: measurements are not much more exact.
 MIN_SPEED_RATIO = 1.10
-LARGEST_WEIGHT = 1000  # of the fastest machine
+FASTEST_WEIGHT = 1000  # the weight of the fastest machine; slower machines have smaller weights
 
 
 def weights_of(speeds: Sequence[float]) -> Tuple[int, ...]:
@@ -26,7 +26,7 @@ def weights_of(speeds: Sequence[float]) -> Tuple[int, ...]:
     fastest = max(speeds, default=0.0)
     if not speeds or fastest <= MIN_SPEED_RATIO * min(speeds):
         return ()
-    return tuple(max(1, round(LARGEST_WEIGHT * speed / fastest)) for speed in speeds)
+    return tuple(max(1, round(FASTEST_WEIGHT * speed / fastest)) for speed in speeds)
 
 
 def even_parts(count: int, number: int) -> List[int]:

@@ -22,7 +22,7 @@ WARMUP_EPOCHS = 1.0
 SGD, ADAM = "sgd", "adam"
 # A strategy with levels, such as ef:5, sends a gradient as a code of one of the levels. A block of
 # BLOCK values shares a scale of 16 bits. A shard is padded to a multiple of UNIT values, which fill
-# whole bytes with 1, 2, 3 or 5 values a byte.
+# whole bytes with 1, 2, 3 or 5 values a byte (PACKED).
 BLOCK = 256
 UNIT = 15 * BLOCK
 # {number of levels: values per byte}.
@@ -83,11 +83,12 @@ class Argument:
 class Rule:
     """Describe all strategies with one name.
 
-    `exact`: the result is the sum in the precision of the gradients. `sent`: returns the bytes that
-    each participant of a world sends for a payload. `bucket_mb`: the size of a gradient bucket
-    without --bucket_mb. `hierarchical`: the ranks of a machine first sum among themselves, and then
-    machines exchange these sums. `warms`: the first --sync_warmup epochs can be exact. `usual`: the
-    specs that a prediction compares.
+    `text`: a clause on the method, for people. `exact`: the result is the sum in the precision of
+    the gradients. `sent`: returns the bytes that each participant of a world sends in a step for a
+    payload. `bucket_mb`: the size of a gradient bucket in MiB without --bucket_mb. `hierarchical`:
+    the ranks of a machine first sum among themselves, and then machines exchange these sums.
+    `warms`: the first --sync_warmup epochs can be exact. `usual`: the specs that a prediction
+    compares.
     """
 
     name: str
@@ -106,12 +107,13 @@ class Rule:
         names = [self.name]
         for argument in self.arguments:
             names.append(argument.name if argument.default is None else f"[{argument.name}]")
-        return ":".join(names).replace(":[", "[:")  # the colon is optional, too
+        # The colon before an optional argument is optional, too.
+        return ":".join(names).replace(":[", "[:")
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """Hold a parsed `--sync`: a rule with its arguments."""
+    """Hold a parsed `--sync`: a rule with the values of all of its arguments."""
 
     rule: Rule
     arguments: Tuple[str, ...] = ()
@@ -121,9 +123,20 @@ class Strategy:
         return self.rule.name
 
     @property
+    def levels(self) -> int:
+        """Return LEVELS of `ef`. Other strategies have no levels."""
+        return int(self.arguments[0])
+
+    @property
+    def scale(self) -> str:
+        """Return SCALE of `ef`: AUTO, PEAK or OWN. Other strategies have no scale."""
+        return self.arguments[1]
+
+    @property
     def spec(self) -> str:
         """Return NAME[:ARG] as a person writes it, without default values: `ef:5`."""
         words = list(self.arguments)
+        # `parse` fills in default values from the right, so only the last ones can be omitted.
         while words and words[-1] == self.rule.arguments[len(words) - 1].default:
             words.pop()
         return ":".join([self.name, *words])
@@ -134,7 +147,7 @@ class Strategy:
 
     def for_family(self, family: Optional[str]) -> "Strategy":
         """Return a copy with the scale that `auto` means for this family (None: unknown)."""
-        if SCALE not in self.rule.arguments or self.arguments[1] != AUTO:
+        if SCALE not in self.rule.arguments or self.scale != AUTO:
             return self
         return Strategy(self.rule, (self.arguments[0], PEAK if family == SGD else OWN))
 
@@ -147,8 +160,10 @@ class Strategy:
         """Return the bytes that each machine sends to others in a step. `gpus`: its ranks."""
         if machines == 1:  # its ranks use the PCIe bus, not the network
             return 0.0
-        # A ring over all ranks leaves each machine once. So a machine sends as much as one rank.
-        return self.rule.sent(self, machines * (1 if self.rule.hierarchical else gpus), payload)
+        # The participants of the exchange are machines, or all ranks. A ring over all ranks leaves
+        # each machine once, so in both cases a machine sends as much as one participant.
+        world = machines if self.rule.hierarchical else machines * gpus
+        return self.rule.sent(self, world, payload)
 
 
 def ring_bytes(world: int, payload: float) -> float:
@@ -180,9 +195,11 @@ def coded_bytes(values: int, levels: int) -> float:
 def _sent_as_shards(strategy: Strategy, world: int, payload: Payload) -> float:
     """Return `sent` of `ef`. Each participant sends each other participant the values of the
     receiver's shard, and later the sum of its own shard."""
-    levels, scale = strategy.for_family(None).arguments
+    # The family is unknown here, so `auto` counts as `own`, which sends more with most levels.
+    strategy = strategy.for_family(None)
+    bits_per_value = CODED_BITS[strategy.levels, strategy.scale]
     shard = shard_size(payload.values / payload.buckets, world)
-    return 2 * (world - 1) * payload.buckets * shard * CODED_BITS[int(levels), scale] / 8
+    return 2 * (world - 1) * payload.buckets * shard * bits_per_value / 8
 
 
 # As SCALE, AUTO depends on the optimizer. `--sync auto` is another word: see decisions.py.
@@ -219,7 +236,7 @@ RULES: Dict[str, Rule] = {
             exact=False,
             sent=_sent_as_shards,
             arguments=(Argument("LEVELS", tuple(map(str, sorted(PACKED)))), SCALE),
-            bucket_mb=8,
+            bucket_mb=8,  # stages of several small buckets overlap (tandem/sync/carrier.py)
             hierarchical=True,
             warms=True,
             usual=tuple(f"ef:{levels}" for levels in sorted(PACKED, reverse=True)),
@@ -227,7 +244,8 @@ RULES: Dict[str, Rule] = {
     )
 }
 EXACT = "allreduce"
-# {(family of optimizers, spec)} of runs that lost nothing without exact sums (bench/accuracy).
+# {(family of optimizers, spec)} of runs that lost nothing although they began without exact sums
+# (bench/accuracy).
 BEGIN_CODED = {(SGD, "ef:5:peak")}
 # The first key of the state that tandem.sync.attach saves for a rank. A file with only this state
 # is not a checkpoint that a script could resume from.
@@ -262,7 +280,7 @@ class Phases:
         share = self.exact_share(strategy)
         return share * exact_seconds + (1 - share) * seconds
 
-    def all_warm_up(self, strategy: Strategy) -> Optional[str]:
+    def warn_if_all_warm_up(self, strategy: Strategy) -> Optional[str]:
         """Return a sentence if the run ends before the strategy begins, otherwise None."""
         if self.exact_share(strategy) < 1:
             return None
@@ -280,14 +298,14 @@ def parse(spec: str, by: str = "--sync") -> Strategy:
     if name == AUTO:
         raise UserError(
             f"{by} auto: only make train supports auto, because it uses the results of make "
-            f"plan. Use one of {usages()}."
+            f"plan. Use one of {list_usages()}."
         )
     if name not in RULES:
-        raise UserError(f"{by} {spec}: choose one of {usages()}.")
+        raise UserError(f"{by} {spec}: choose one of {list_usages()}.")
     rule = RULES[name]
     # Arguments with a default may be omitted. They come after the required arguments.
-    least = sum(argument.default is None for argument in rule.arguments)
-    if not least <= len(words) <= len(rule.arguments):
+    required_count = sum(argument.default is None for argument in rule.arguments)
+    if not required_count <= len(words) <= len(rule.arguments):
         raise UserError(f"{by} {spec}: write {rule.usage}.")
     values = [argument.check(word, rule.usage, by) for argument, word in zip(rule.arguments, words)]
     values += [str(argument.default) for argument in rule.arguments[len(values) :]]
@@ -302,11 +320,11 @@ def parse_or_none(spec: object) -> Optional[Strategy]:
         return None
 
 
-def usages() -> str:
+def list_usages() -> str:
     """Return all names with their arguments, for a sentence."""
     return ", ".join(rule.usage for rule in RULES.values())
 
 
-def usual() -> List[Strategy]:
-    """Return the strategies that a prediction compares, in the registry's order."""
+def list_usual() -> List[Strategy]:
+    """Return the strategies that a prediction compares, in the order of RULES."""
     return [parse(spec) for rule in RULES.values() for spec in rule.usual]

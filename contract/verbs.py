@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, NoReturn
 
 from contract.errors import UserError
-from contract.options import ENTRIES, RUN_OPTIONS, Option, integer, switch
+from contract.options import RUN_OPTIONS, TRAINER_OPTIONS, Option, integer, switch
 
 # The variable of the environment with the inventory of this process and its children, if that is
 # not inventory.ini. `with_inventory` adds its value to printed commands.
-MACHINES = "TANDEM_MACHINES"
-LATEST = "latest"  # RUN= without a name
+INVENTORY_VARIABLE = "TANDEM_MACHINES"
+LATEST = "latest"  # the value of RUN= for the newest run
 
 # Every variable of make: first the options of a run, then the options of the trainer that have a
 # variable, then variables that only verbs take. command_line.py stores the value of NAME as `name`.
 VARIABLES: Dict[str, Option] = {
     **{name.upper(): row for name, row in RUN_OPTIONS.items()},
-    **{row.make: row for row in ENTRIES.values() if row.make},
+    **{row.make: row for row in TRAINER_OPTIONS.values() if row.make},
     "ARGS": Option(
         "any option of `.venv/bin/python -m trainer --help`; those of SCRIPT", type=shlex.split
     ),
@@ -73,7 +73,8 @@ SCRIPT = f"{PACKAGES} PRECHECK OUTPUT RESUME_ARGS RESUME_FROM"
 class Verb:
     """Describe a verb. `example`: a command that works in a checkout, in some cases only with the
     machines of inventory.ini. `takes`: names of variables with blanks between. `means`: {name:
-    help} of variables that have another meaning with this verb. `table`: {name: Option}."""
+    help} of variables that have another meaning with this verb. `table`: {name: Option} of at
+    least the variables in `takes`."""
 
     help: str
     example: str = ""
@@ -84,12 +85,14 @@ class Verb:
     @property
     def variables(self) -> Dict[str, Option]:
         """Return {NAME: Option} of the verb's variables."""
-        rows = {name: self.table[name] for name in self.takes.split()}
+        options = {name: self.table[name] for name in self.takes.split()}
         for name, text in self.means.items():
-            rows[name] = replace(rows[name], help=text, make_help="")
-        return rows
+            # `make help VERB` prefers `make_help`, which has the usual meaning.
+            options[name] = replace(options[name], help=text, make_help="")
+        return options
 
 
+DEVELOP = "Develop"  # the group that only `make help develop` lists
 # {first verb of a group: title of the group in `make help`}.
 GROUPS = {
     "help": "First",
@@ -98,12 +101,13 @@ GROUPS = {
     "top": "Watch",
     "report": "Compare",
     "wake": "Office",
-    "test": "Develop",
+    "test": DEVELOP,
 }
 # fmt: off
 VERBS: Dict[str, Verb] = {
     "help": Verb("print this list; `make help VERB` says what VERB takes", "make help train"),
     "env": Verb("install what this machine needs (torch: once it trains here)", "make env"),
+    # The Makefile passes examples/demo.ini, whose nodes are local.
     "demo": Verb("train the digits on four local nodes: no root, no other machine",
         "make demo EPOCHS=3", f"{SUBJECT} {START} ARGS".replace("INVENTORY ", "")),
     "find": Verb("look for machines in this LAN: lines for inventory.ini",
@@ -203,21 +207,24 @@ VERBS: Dict[str, Verb] = {
 # fmt: on
 
 
-def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the name that the user probably meant, or ""."""
+def find_nearest(word: str, names: Iterable[str], min_similarity: float = 0.6) -> str:
+    """Return the name that the user probably meant, or "". `min_similarity`: difflib's ratio, from
+    0 to 1; its own default is 0.6, too."""
     # Variables are upper case, options lower case; a user may mix them up.
     by_folded = {name.lower(): name for name in names}
-    matches = difflib.get_close_matches(word.lower(), by_folded, n=1, cutoff=cutoff)
+    matches = difflib.get_close_matches(word.lower(), by_folded, n=1, cutoff=min_similarity)
     return by_folded[matches[0]] if matches else ""
 
 
 def refuse_variable(name: str, value: str, verb: str, variables: Mapping[str, Option]) -> NoReturn:
     """Raise UserError for NAME=`value`, if `verb` takes only `variables`."""
-    suggestion = nearest(name, variables) or nearest(name, VARIABLES)
+    suggestion = find_nearest(name, variables) or find_nearest(name, VARIABLES)
     if name == "GPUS":  # a variable of other launchers
         message = f"{name}={value}: the inventory sets how many GPUs a machine uses: write "
         message += f"gpus={value} in its line."
-    elif "ARGS" in variables and name.lower() in ENTRIES:  # a correct option in the wrong place
+    elif (
+        "ARGS" in variables and name.lower() in TRAINER_OPTIONS
+    ):  # a correct option in the wrong place
         words = shlex.quote(f"--{name.lower()} {value}")
         message = f"{name}={value} is an option of the trainer: ARGS={words}"
     elif name in VARIABLES:  # of another verb
@@ -230,12 +237,12 @@ def refuse_variable(name: str, value: str, verb: str, variables: Mapping[str, Op
     raise UserError(message)
 
 
-def line(verb: str, **words: object) -> str:
+def format_command(verb: str, **values: object) -> str:
     """Return `make VERB NAME=value ...` without the variables that are None or "". Raises KeyError
     for a variable that the verb does not take."""
     variables = VERBS[verb].variables
     command = f"make {verb}"
-    for name, value in words.items():
+    for name, value in values.items():
         if name not in variables:
             raise KeyError(name)
         if value not in (None, ""):
@@ -243,28 +250,28 @@ def line(verb: str, **words: object) -> str:
     return command
 
 
-def commands(text: str) -> List[str]:
-    """Return the commands of make in a text, which stand in backticks, without the word `make`."""
+def find_commands(text: str) -> List[str]:
+    """Return the commands of make that a text has in backticks, without the word `make`."""
     return re.findall(r"`make ([^`]+)`", text)
 
 
 def with_inventory(text: str) -> str:
     """Return a text with commands, and after it the INVENTORY= that they need for this process's
     machines."""
-    machines = os.environ.get(MACHINES)
-    if not machines:
+    inventory = os.environ.get(INVENTORY_VARIABLE)
+    if not inventory:
         return text
     # A command that resumes a run gets the machines from the run, and so needs no INVENTORY=.
     verbs_without = [
         words[0]
-        for words in map(str.split, commands(text))
+        for words in map(str.split, find_commands(text))
         if words[0] in VERBS and "INVENTORY" in VERBS[words[0]].variables
         if not any(word.startswith(("INVENTORY=", "RESUME=")) for word in words)
     ]
     if not verbs_without:
         return text
     verbs_text = " and ".join(f"make {verb}" for verb in dict.fromkeys(verbs_without))
-    return f"{text} (Add INVENTORY={shlex.quote(machines)} to {verbs_text}.)"
+    return f"{text} (Add INVENTORY={shlex.quote(inventory)} to {verbs_text}.)"
 
 
 def list_verbs(develop: bool = False) -> str:
@@ -273,16 +280,19 @@ def list_verbs(develop: bool = False) -> str:
     for name, row in VERBS.items():
         # A verb that begins no group belongs to the group of the previous verb.
         group = GROUPS.get(name, group)
-        if (group == "Develop") is develop:
-            lines += ["", f"{group}:"] if name in GROUPS else []
+        if (group == DEVELOP) is develop:
+            if name in GROUPS:
+                lines += ["", f"{group}:"]
             lines.append(f"  {name:<14} {row.help}")
     lines += ["", "make help VERB: what VERB takes, for example make help train"]
-    lines += [] if develop else ["make help develop: the verbs of those who change Tandem"]
+    if not develop:
+        lines.append("make help develop: the verbs of those who change Tandem")
     return "\n".join(["make VERB NAME=value ...", *lines])
 
 
 def help_text(command: str, row: Verb) -> str:
-    """Return the help of a command, as `make help VERB` prints it."""
+    """Return the help of a command, as `make help VERB` prints it. `row`: the verb's description,
+    which for a command outside make is not in VERBS."""
     lines = [f"{command}: {row.help}"]
     for name, option in row.variables.items():
         text = f"  {name:<14} {option.make_help or option.help}"
@@ -290,10 +300,11 @@ def help_text(command: str, row: Verb) -> str:
     return "\n".join([*lines, f"For example: {row.example}"] if row.example else lines)
 
 
-def wrapped(text: str, width: int) -> str:
+def wrap_lines(text: str, width: int) -> str:
     """Return the text in lines of `width` characters. Does not break commands and quoted values."""
-    # `make env`, ARGS='--lr 0.1', make train DATA=digits. NULs hide their blanks from textwrap.
+    # Matches `make env`, ARGS='--lr 0.1', and make train DATA=digits.
     unbreakable = r"`[^`]+`|\S+='[^']*'|make \S+ [A-Z_]+=\S+"
+    # NULs hide the blanks of these from textwrap.
     text = re.sub(unbreakable, lambda match: match[0].replace(" ", "\0"), text)
     settings: Any = {"break_long_words": False, "break_on_hyphens": False}
     return textwrap.fill(text, width, subsequent_indent="  ", **settings).replace("\0", " ")

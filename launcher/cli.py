@@ -67,7 +67,7 @@ def parse(argv: Sequence[str]) -> tuple[str, Typed]:
         print("\n".join([f"{PROGRAM} VERB NAME=value ...", *lines]))
         raise SystemExit(0)
     if verb not in ROWS:
-        nearest = verbs.nearest(verb, VERBS)
+        nearest = verbs.find_nearest(verb, VERBS)
         hint = f": did you mean {nearest}?" if nearest else f"; there are {', '.join(VERBS)}."
         raise UserError(
             f"there is no command {verb}{hint}" if verb else f"the command is missing{hint}"

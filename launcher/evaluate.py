@@ -9,7 +9,7 @@ from typing import Any
 from boundary.run_files import Start
 from contract.decisions import OFF
 from contract.errors import UserError
-from contract.options import ENTRIES, RESULTS, RESULTS_FOLDER, Config
+from contract.options import RESULTS, RESULTS_FOLDER, TRAINER_OPTIONS, Config
 from contract.strategies import EXACT
 from launcher import build_trainer, collect, folders
 from launcher.errand import perform_errand
@@ -40,8 +40,12 @@ def evaluate(name: str, typed: dict[str, Any]) -> int:
     # The model is evaluated as it was trained. All options are written out, with an empty recipe,
     # because the recipe for the new images may have other options.
     settings = build_trainer.read_settings(began)
-    values = {name: getattr(settings, name) for name in ENTRIES if name not in (*OMITTED, *RESULTS)}
-    options = {name: v for name, v in values.items() if v != ENTRIES[name].default}
+    values = {
+        name: getattr(settings, name)
+        for name in TRAINER_OPTIONS
+        if name not in (*OMITTED, *RESULTS)
+    }
+    options = {name: v for name, v in values.items() if v != TRAINER_OPTIONS[name].default}
     options.update(config="{}", sync=EXACT, weights=str(model_file(run)), evaluate=FILE)
     options.update({"image_size": image_size} if image_size else {})
     # Other machines may be more or fewer than those of the training.

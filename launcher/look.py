@@ -252,7 +252,7 @@ def read_data_sources(machines: OpenMachines, needs: Needs) -> dict[str, DataSou
             sources_by_name[name] = None  # if its folder is gone, the copies are still good
             with contextlib.suppress(layout.LayoutError):
                 cache, kind = inventory.CHECKOUT / ".tandem", needs.program.data_kind
-                splits = layout.listings(Path(name), cache, kind=kind)
+                splits = layout.read_listings(Path(name), cache, kind=kind)
                 listings = convert(splits, dict[str, Listing], "listing")
                 sources_by_name[name] = DataSource(f"{name} here", True, listings)
         if source := sources_by_name[name]:

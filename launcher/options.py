@@ -14,8 +14,8 @@ from boundary.run_files import Line
 from boundary.schema import LARGEST, Count
 from contract.command_line import trainer_words, words_for_trainer
 from contract.options import (
-    ENTRIES,
     RUN_OPTIONS,
+    TRAINER_OPTIONS,
     Config,
     Option,
     default_model,
@@ -26,7 +26,7 @@ from contract.options import (
 from launcher.hours import read_times
 
 # {a variable of make, in lower case: its name in the trainer's options}
-VARIABLES = {row.make.lower(): name for name, row in ENTRIES.items() if row.make}
+VARIABLES = {row.make.lower(): name for name, row in TRAINER_OPTIONS.items() if row.make}
 
 
 def make_config(typed: Mapping[str, Any], began: Config | None = None) -> Config:
@@ -102,5 +102,5 @@ def read(planned: Mapping[str, Any]) -> Config:
         values.pop(key, None)
     for key, name in VARIABLES.items():
         if key in values:
-            values[key] = ENTRIES[name].read(key.upper(), str(values[key]))
+            values[key] = TRAINER_OPTIONS[name].read(key.upper(), str(values[key]))
     return make_config({**values, "args": values.pop("trainer")})

@@ -32,9 +32,9 @@ def remember_inventory(inventory: str) -> None:
     print."""
     # The environment reaches the report, a child that prints such commands, too.
     if inventory == DEFAULT_INVENTORY:
-        os.environ.pop(verbs.MACHINES, None)
+        os.environ.pop(verbs.INVENTORY_VARIABLE, None)
     else:
-        os.environ[verbs.MACHINES] = inventory
+        os.environ[verbs.INVENTORY_VARIABLE] = inventory
 
 
 def show(text: str, stream: TextIO) -> None:
@@ -51,7 +51,7 @@ def wrap_sentence(text: str, width: int) -> list[str]:
     text = clean(verbs.with_inventory(text))
     if not width or text.startswith(" ") or "\n" in text:
         return (NAME + text).split("\n")
-    return verbs.wrapped(NAME + text, width).split("\n")
+    return verbs.wrap_lines(NAME + text, width).split("\n")
 
 
 class Terminal:

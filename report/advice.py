@@ -111,7 +111,7 @@ class Case:
 
     @property
     def small_copy(self) -> str:
-        shrink = verbs.line("shrink", DATA=self.options.get("data"), SIZE=256)
+        shrink = verbs.format_command("shrink", DATA=self.options.get("data"), SIZE=256)
         return f"`{shrink}`: {self.step.samples} with a short side of 256 pixels"
 
     @property
@@ -302,7 +302,7 @@ def recommend_strategy(case: Case, rate: float) -> list[Remedy]:
             without_network + calibrate(step, step.wait(strategy, step.nodes, rate)),
             without_network + exact_wait,
         )
-        for strategy in strategies.usual()
+        for strategy in strategies.list_usual()
         if prices.is_acceptable(strategy, family or prices.SGD)
     }
     # `most_exact` allows 5 % more time than that of the fastest strategy.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from boundary.run_files import MOST_RANKS, MOST_THINGS
+from boundary.run_files import MOST_DEVICES, MOST_RANKS
 from contract.text import percent, size, three_digits
 from report.files import Entry, number
 
@@ -452,11 +452,11 @@ def sample_of(line: Entry) -> Sample:
         things |= {Thing(kind, name): values for name, values in values_by_name.items()}
     gpus = line.get("gpus")
     valid = [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
-    for gpu in valid[:MOST_THINGS]:
+    for gpu in valid[:MOST_DEVICES]:
         index = number(gpu.get("index"))
         # A GPU without a valid index counts as the first one, which most machines only have.
         index = 0 if index is None or index < 0 else int(index)
-        if index < MOST_THINGS:
+        if index < MOST_DEVICES:
             things[Thing(GPU, str(index))] = numbers(gpu)
     ranks = numbers_by_name(line.get("ranks"), MOST_RANKS)
     return Sample(
@@ -464,7 +464,7 @@ def sample_of(line: Entry) -> Sample:
     )
 
 
-def numbers_by_name(value: object, limit: int = MOST_THINGS) -> dict[str, Values]:
+def numbers_by_name(value: object, limit: int = MOST_DEVICES) -> dict[str, Values]:
     """Map the first `limit` names of a JSON object to the numbers of their objects."""
     items = list(value.items())[:limit] if isinstance(value, dict) else []
     return {name: numbers(entry) for name, entry in items if isinstance(entry, dict)}

@@ -107,7 +107,7 @@ def find_basis(options: Question) -> Basis:
         f" with {options.batch} images a step" if options.batch else "",
         f" in {options.precision}" if options.precision not in (None, "auto") else "",
     )
-    measure = verbs.line(
+    measure = verbs.format_command(
         "plan",
         NODES=options.nodes,
         MODEL=options.model,

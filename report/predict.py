@@ -78,7 +78,7 @@ def predict(
 ) -> list[Row]:
     """Return a Row for one node. For each larger number of nodes, return Rows for all usual
     strategies and the requested strategy. `rate`: number of nodes -> bytes per second of a link."""
-    compared = list(dict.fromkeys([*strategies.usual(), requested]))
+    compared = list(dict.fromkeys([*strategies.list_usual(), requested]))
     rows = [predict_row(basis, 1, compared[0], rate(1), phases)]
     for n in range(2, nodes + 1):
         rows += [predict_row(basis, n, strategy, rate(n), phases) for strategy in compared]

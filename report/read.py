@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from boundary import run_files
-from boundary.run_files import MOST_RANKS, MOST_SCALARS
+from boundary.run_files import MOST_RANKS
 from boundary.schema import convert_what_fits
 from contract.errors import UserError
-from contract.records import CATEGORIES
+from contract.records import CATEGORIES, MOST_SCALARS
 from report.files import (
     Entry,
     Growing,

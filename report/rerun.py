@@ -40,7 +40,7 @@ def train_line(
             typed[name] = 1 if value is True else value
     typed.update(words or {})
     typed["ARGS"] = shlex.join(run.plan.trainer_words if args is None else args)
-    return verbs.line("train", **typed)
+    return verbs.format_command("train", **typed)
 
 
 # The trainer's options of a trial, each with its value: steps for 60 seconds, without saving or

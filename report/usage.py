@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
-from boundary.run_files import MOST_THINGS, Interface, MachineLine, Peer
+from boundary.run_files import MOST_DEVICES, Interface, MachineLine, Peer
 from boundary.schema import convert_what_fits
 from report import figures
 from report.figures import DISK, FIGURES, GPU, INTERFACE, MACHINE, MEAN, SHARE, Figure, Ratio, Thing
@@ -226,10 +226,10 @@ class Loop:
         for thing, interval in figures.intervals(self.sample, sample, length):
             if self.sample is None and thing.kind not in SAMPLED:
                 continue
-            # A machine may record any number of new names, so each kind has at most MOST_THINGS.
+            # A machine may record any number of new names, so each kind has at most MOST_DEVICES.
             is_new = thing not in self.sums
             kinds = (recorded.kind for recorded in self.sums)
-            if is_new and sum(kind == thing.kind for kind in kinds) >= MOST_THINGS:
+            if is_new and sum(kind == thing.kind for kind in kinds) >= MOST_DEVICES:
                 continue
             self.seconds[thing] += interval.seconds
             sums = self.sums[thing]

@@ -8,7 +8,7 @@ that walking through the values never ends. Here the size of the file limits the
 loading the values and for walking through them. The bytes of tensors are read directly into place.
 
 Read `load_tensors` first, then `_Reader`, which executes a pickle's operations. trainer/ and
-exchange.py call `load_tensors`. trainer/writer.py calls `zip_records`.
+exchange.py call `load_tensors`. trainer/writer.py calls `read_zip_records`.
 """
 
 import collections
@@ -24,16 +24,17 @@ import torch
 
 # One byte in a file, an operation, may make a value of a hundred bytes in memory.
 MAX_OPERATIONS = 1 << 21
-# Each tensor and each dict needs at least so many bytes of the file; a tensor takes 600 in memory.
+# The least bytes of the file for each tensor and each dict; a tensor takes 600 in memory.
 BYTES_PER_CALL = 32
 MAX_DEPTH = 50  # of nested values
 DIMENSIONS = 64  # the most that a tensor may have
 MAX_VIEW_FACTOR = 4  # bytes of all tensors / bytes of the file: tensors may share a storage
 MAX_SHARED_VISITS = 1 << 16  # of values that occur several times; one visit to each value is free
-LARGEST_KEY = 1 << 60  # hashes of larger numbers repeat, which makes a dict slow
+# Of numbers that are keys or sizes. Hashes of larger numbers repeat, which makes a dict slow.
+LARGEST_NUMBER = 1 << 60
 # The byte of each operation -> its description, with its name and the reader of its argument.
 CODES = {operation.code.encode("latin-1"): operation for operation in pickletools.opcodes}
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20  # of a file, while its checksum is computed
 
 OLD_FORMAT = [0x1950A86A20F9469CFC6C, 1001]  # the first pickles of a file from before torch 1.6
 VERSIONS = [str(number).encode() for number in range(1, 11)]  # of the format since torch 1.6
@@ -86,7 +87,7 @@ class Record(NamedTuple):
 
 
 class StorageType(NamedTuple):
-    """Stands for one of torch's classes of storages, such as torch.FloatStorage."""
+    """Stands for one of torch's classes of storages, such as torch.FloatStorage with float32."""
 
     dtype: torch.dtype
 
@@ -112,7 +113,7 @@ def load_tensors(file: BinaryIO) -> Any:
     if file.read(4) != b"PK\3\4":
         file.seek(0)
         return _load_old_format(file, reader)
-    records = zip_records(file)
+    records = read_zip_records(file)
     if any(name in records for name in PROGRAM_FILES):
         raise RejectedContent("a program")
     if records[b"version"].read(file).strip() not in VERSIONS:
@@ -156,7 +157,7 @@ def fill(content: torch.Tensor, file: Any) -> None:
         raise EOFError("the file is too short")
 
 
-def zip_records(file: BinaryIO) -> Dict[bytes, Record]:
+def read_zip_records(file: BinaryIO) -> Dict[bytes, Record]:
     """Return the files of an archive that torch.save wrote, by their names in lower case without
     the archive's name. Raises ValueError or struct.error for an archive that another reader could
     interpret differently."""
@@ -167,20 +168,23 @@ def zip_records(file: BinaryIO) -> Dict[bytes, Record]:
     file.seek(max(0, end - END_OF_LARGE.size))
     tail = file.read()  # the two structures of a large archive, or other bytes, and END
     # `disks`: this disk's number, that of the list's first disk, and the files on this disk.
-    signature, *disks, count, length, begin, comment = END.unpack(tail[-END.size :])
+    signature, *disks, count, list_bytes, list_begin, comment = END.unpack(tail[-END.size :])
     if tail[-END.size - LOCATOR_BYTES :].startswith(b"PK\6\7"):  # the locator
         end -= END_OF_LARGE.size
         fields = END_OF_LARGE.unpack(tail[: -END.size])
-        # The fields of the large end up to `begin`, then the locator with the large end's offset.
-        signature64, end64_bytes, _, _, *disks, count, length, begin, _, _, end64, _ = fields
+        # The fields of the large end, then those of the locator with the large end's offset.
+        signature64, end64_bytes, _, _, *disks, count, list_bytes, list_begin, _, _, end64, _ = (
+            fields
+        )
         if (signature64, end64_bytes, end64) != (b"PK\6\6", END64_BYTES, end):
             raise ValueError("the archive has two lists of files")
-    # An archive on one disk has [0, 0, count]. `length` and `begin` are those of the list of files.
-    if (signature, comment, disks) != (b"PK\5\6", 0, [0, 0, count]) or begin + length != end:
+    # An archive on one disk has [0, 0, count].
+    is_plain_end = (signature, comment, disks) == (b"PK\5\6", 0, [0, 0, count])
+    if not is_plain_end or list_begin + list_bytes != end:
         raise ValueError("the list of files is not at the archive's end")
 
-    file.seek(begin)
-    directory, offset, archive_folder = file.read(length), 0, None
+    file.seek(list_begin)
+    directory, offset, archive_folder = file.read(list_bytes), 0, None
     records: Dict[bytes, Record] = {}
     for _ in range(count):
         # The fields that are skipped are versions, times, and attributes of no use here.
@@ -199,8 +203,9 @@ def zip_records(file: BinaryIO) -> Dict[bytes, Record]:
         unpacked, packed, begin = sizes
         # torch does not read a folder's bytes, and would use uninitialized memory for them.
         folder_bytes = unpacked if attributes & FOLDER or name.endswith(b"/") else 0
-        special = flags & ~USUAL_FLAGS or method or disk or folder_bytes
-        if signature != b"PK\1\2" or special or packed != unpacked or begin + unpacked > size:
+        # torch.save stores files as they are (method 0), on the only disk.
+        is_unusual = flags & ~USUAL_FLAGS or method or disk or folder_bytes
+        if signature != b"PK\1\2" or is_unusual or packed != unpacked or begin + unpacked > size:
             raise ValueError("a file is compressed, encrypted or cut off")
         # torch looks for names below the first file's folder, and ignores case.
         archive_folder = folder if archive_folder is None else archive_folder
@@ -209,7 +214,7 @@ def zip_records(file: BinaryIO) -> Dict[bytes, Record]:
         records[name.lower()] = Record(begin, unpacked, crc)
         offset += name_bytes + extra_bytes + comment
     # Files may overlap, and then have more bytes than the archive.
-    if offset != length or sum(record.length for record in records.values()) > size:
+    if offset != list_bytes or sum(record.length for record in records.values()) > size:
         raise ValueError("the files have more bytes than the archive")
     return records
 
@@ -218,7 +223,7 @@ class _Reader:
     """Executes the operations of a file's pickles. `load_tensors` fills the storages later.
 
     A pickle is a program for a stack machine: most operations push a value, or combine values at
-    the stack's end. STEPS, at the end of this file, maps each allowed operation to a method.
+    the stack's end. ACTIONS, at the end of this file, maps each allowed operation to a method.
     `pickletools` in Python's library describes the operations.
     """
 
@@ -228,7 +233,7 @@ class _Reader:
         # A storage's description has a sixth field in the old format, None.
         self.storage_suffix: Tuple[None, ...] = ()
         self.views: Set[str] = set()  # descriptions of all tensors so far: see `_make_tensor`
-        # Totals of all pickles so far.
+        # Totals of all pickles so far. `view_bytes`: of all different tensors.
         self.operations = self.calls = self.visits = self.storage_bytes = self.view_bytes = 0
         self.stack: List[Any] = []
         self.outer_stacks: List[List[Any]] = []  # one for each MARK that is still open
@@ -245,9 +250,9 @@ class _Reader:
             if self.operations > MAX_OPERATIONS:
                 raise RejectedContent(f"more than {MAX_OPERATIONS:,} values")
             # Checked before the argument is read: Python 3.9 takes minutes for a million digits.
-            if name not in STEPS:
+            if name not in ACTIONS:
                 raise RejectedContent(f"the operation {name}")
-            STEPS[name](self, operation.arg.reader(stream) if operation.arg else None)
+            ACTIONS[name](self, operation.arg.reader(stream) if operation.arg else None)
         value = self.stack.pop()
         self._walk([value], 0)
         return value
@@ -277,6 +282,7 @@ class _Reader:
         self.stack = []
 
     def pop_to_mark(self) -> List[Any]:
+        """Return the values since the last MARK, and continue with the stack before it."""
         values, self.stack = self.stack, self.outer_stacks.pop()
         return values
 
@@ -296,7 +302,7 @@ class _Reader:
             raise RejectedContent("an object with items")
         for key, value in zip(values[::2], values[1::2]):
             # A tuple as a key would be walked through at each lookup.
-            is_small_number = type(key) in (int, float, bool) and abs(key) < LARGEST_KEY
+            is_small_number = type(key) in (int, float, bool) and abs(key) < LARGEST_NUMBER
             if not (is_small_number or key is None or type(key) is str):
                 raise RejectedContent("a key that is neither a string nor a number")
             target[key] = value
@@ -328,8 +334,8 @@ class _Reader:
         self.stack.append(function(self, *arguments))
 
     def push_storage(self) -> None:
-        """Replace a storage's description by the storage, whose content is not read yet."""
-        # Such as ("storage", StorageType(torch.float32), "0", "cpu", 4096).
+        """Replace a storage's description by the storage, whose content is not read yet. A
+        description: ("storage", StorageType(torch.float32), "0", "cpu", 4096)."""
         kind, storage_type, key, location, items, *suffix = self.stack.pop()
         types_fit = (type(storage_type), type(key), type(location)) == (StorageType, str, str)
         kind_fits = (kind, tuple(suffix)) == ("storage", self.storage_suffix)
@@ -351,7 +357,7 @@ class _Reader:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < LARGEST_KEY
+    return type(value) is int and 0 <= value < LARGEST_NUMBER
 
 
 def _is_shape(value: Any) -> bool:
@@ -362,7 +368,7 @@ def _make_tensor(
     reader: _Reader, storage: Any, offset: Any, size: Any, stride: Any, *options: Any
 ) -> Any:
     """Make a tensor that stays within its storage, as torch._utils._rebuild_tensor_v2 does.
-    `options`: requires_grad, hooks, and attributes."""
+    `options`: requires_grad, hooks, and attributes, of which a file may have the first ones."""
     are_shapes = _is_shape(size) and _is_shape(stride) and _is_count(offset)
     if type(storage) is not Storage or not are_shapes or len(size) != len(stride):
         raise RejectedContent("an invalid tensor")
@@ -387,6 +393,7 @@ def _make_tensor(
 
 
 def _make_ordered_dict(reader: _Reader, pairs: Any = ()) -> Any:
+    """Make an OrderedDict. SETITEMS sets its items later, unless the file has them as `pairs`."""
     # Python 2 wrote the items as a list of pairs.
     if type(pairs) not in (list, tuple):
         raise RejectedContent("an invalid collections.OrderedDict")
@@ -431,7 +438,7 @@ VALUES = (
     *(torch.Tensor, torch.nn.Parameter, torch.Size, torch.dtype, torch.device),
 )
 # What each operation does with the reader and the operation's argument, which may be None.
-STEPS: Dict[str, Callable[[_Reader, Any], None]] = {
+ACTIONS: Dict[str, Callable[[_Reader, Any], None]] = {
     **dict.fromkeys(("PROTO", "STOP"), lambda reader, _: None),
     **dict.fromkeys(
         ("NONE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE"), _Reader.push

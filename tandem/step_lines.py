@@ -216,25 +216,21 @@ class Lines:
                 if line["kind"] == "step" and not self._is_first_step:
                     self.steps += 1
                     self.step_seconds += sum(seconds.values())
-            if line["kind"] == "step":
-                self._add_step(line, values)
-            else:
+            # Only steps share a line, and steps with exact sums share none with other steps.
+            block_line = self._block.line
+            if line["kind"] != "step":
                 self._write_line(self._block.close())
                 self._write_line(line)
+                continue
+            if block_line is not None and block_line.get("exact") != line.get("exact"):
+                self._write_line(self._block.close())
+            complete_line = self._block.add(line, values)
+            if self._is_first_step and complete_line is None:
+                complete_line = self._block.close()
+            self._write_line(complete_line)
+            self._is_first_step = False
         del self._pending[:count]
         self._flush_time = time.monotonic()
-
-    def _add_step(self, line: Dict[str, Any], scalars: Optional[Dict[str, float]]) -> None:
-        """Add a step to the block, and write the lines that are complete."""
-        # A step with exact sums never shares a line with a step whose sums are coded.
-        block_line = self._block.line
-        if block_line is not None and block_line.get("exact") != line.get("exact"):
-            self._write_line(self._block.close())
-        complete_line = self._block.add(line, scalars)
-        if self._is_first_step and complete_line is None:
-            complete_line = self._block.close()
-        self._write_line(complete_line)
-        self._is_first_step = False
 
     def _write_line(self, line: Optional[Dict[str, Any]]) -> None:
         """Write a line of JSON, if there is one and a file; the thread for stalls may call it."""

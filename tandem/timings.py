@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.distributed_c10d import _get_default_store
 
 from contract.errors import UserError
+from contract.records import MOST_SCALARS
 from contract.strategies import EXACT, MIB
 
 from . import balance
@@ -36,11 +37,10 @@ UNCOUNTED = (
     "tandem: a batch of this loader does not say how many samples it holds: end each step with "
     "timings.step(samples=N). Until then no speed is reported."
 )
-MOST_SCALARS = 8  # the most names of scalars that a run may record
-COMPARED = 5  # first batches of each rank that are compared with other ranks'
+COMPARED_BATCHES = 5  # the first ones of each rank, which must differ from those of other ranks
 DUPLICATES = (
-    f"tandem: the first {COMPARED} batches of this rank are another rank's, too: the ranks do not "
-    "divide the samples, so more machines learn nothing more. Give the DataLoader a "
+    f"tandem: the first {COMPARED_BATCHES} batches of this rank are another rank's, too: the ranks "
+    "do not divide the samples, so more machines learn nothing more. Give the DataLoader a "
     "DistributedSampler, and let a stream (IterableDataset) leave out the other ranks' samples."
 )
 PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
@@ -53,6 +53,7 @@ class Timings:
     def __init__(self, model: nn.Module) -> None:
         self.process = os.getpid()
         self.coordinates, self.host = read_coordinates(os.environ), host_name(os.environ)
+        # A model without parameters counts as one in fp32 on the CPU.
         weight = next(model.parameters(), torch.zeros(0))
         self.device, self._weight_type = weight.device, weight.dtype
         self.clock = Clock(self.device)
@@ -66,12 +67,12 @@ class Timings:
         self._unsummed: List[UnsummedSteps] = []  # one for each DDP model of the current loop
         self._sum_hooks: List[Any] = []  # on parameters, until the first step is over
         self._has_started = False  # whether the `start` line is written
-        self._loader: Any = None
+        self._loader: Any = None  # of the current loop
         self._epochs, self._steps = 0, 0  # that have ended
-        self._samples: List[Optional[int]] = []  # in each batch since the last step
-        self._scalar_names: Dict[str, None] = {}  # in the order of their first use
+        self._batch_samples: List[Optional[int]] = []  # of each batch since the last step
+        self._scalar_names: Dict[str, None] = {}  # a set, in the order of first use
         self._has_warned_uncounted = False
-        # Of this rank's first batches, at most COMPARED.
+        # The checksum and the number of this rank's first batches, at most COMPARED_BATCHES.
         self._batches_checksum = self._compared_batches = 0
         # For the `start` line: the type of the forward, and the images' side in pixels.
         self._precision, self._pixels = "fp32", 0
@@ -114,7 +115,8 @@ class Timings:
         self._sum_hooks += [p.register_hook(count) for p in weights]
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        """Yield the loader's batches, and switch the clock around each."""
+        """Yield the loader's batches, and switch the clock around each: the time before a batch is
+        `data`, and the loop's time begins with `h2d`."""
         self._loader, counter = loader, SampleCounter(loader)
         sampler = getattr(loader, "batch_sampler", None)
         # `tandem.sampler` knows the samples of each rank in each batch; other samplers do not.
@@ -123,9 +125,23 @@ class Timings:
         try:
             for batch in loader:
                 count = balance.receive(next(shares)) if shares else counter.count(batch)
-                self._samples.append(count)
-                if self._compared_batches < COMPARED:
-                    self._compare_samples(batch)
+                self._batch_samples.append(count)
+                # If another rank has the same first batches, the script does not divide its stream
+                # or its sampler. Unusual tensors, or a store that is gone, must not end the loop.
+                if self._compared_batches < COMPARED_BATCHES:
+                    self._compared_batches += 1
+                    with contextlib.suppress(Exception):
+                        self._batches_checksum = checksum(batch, self._batches_checksum)
+                        key = f"tandem/samples/{self._batches_checksum}"
+                        # A counter in torch's store makes no rank wait. The second rank that counts
+                        # warns. The checksum is 0 if no batch had a tensor on the CPU.
+                        if (
+                            self._compared_batches == COMPARED_BATCHES
+                            and self._batches_checksum
+                            and torch.distributed.is_initialized()
+                            and _get_default_store().add(key, 1) == 2
+                        ):
+                            print(DUPLICATES, file=sys.stderr, flush=True)
                 if not self._has_started:
                     self._pixels = pixels_of(batch)
                 self.clock.enter("h2d")
@@ -134,19 +150,6 @@ class Timings:
         finally:
             self.clock.enter("between_epochs")
             self._epochs += 1
-
-    def _compare_samples(self, batch: Any) -> None:
-        """Add a batch to the checksum of this rank's first batches. After the last of them, warn if
-        another rank has the same checksum: the script does not divide its stream or its sampler."""
-        self._compared_batches += 1
-        with contextlib.suppress(Exception):  # unusual tensors, or a store that is gone
-            self._batches_checksum = checksum(batch, self._batches_checksum)
-            is_last = self._compared_batches == COMPARED
-            if not is_last or not self._batches_checksum or not torch.distributed.is_initialized():
-                return
-            # A counter in torch's store makes no rank wait. The second rank that counts warns.
-            if _get_default_store().add(f"tandem/samples/{self._batches_checksum}", 1) == 2:
-                print(DUPLICATES, file=sys.stderr, flush=True)
 
     def step(self, samples: Optional[int], scalars: Dict[str, Any]) -> None:
         """End a step of this rank; see the function `step`."""
@@ -164,28 +167,28 @@ class Timings:
                 f"tandem.timings.step: {names[MOST_SCALARS]} is one scalar too many: a run records "
                 f"{MOST_SCALARS}, and has {', '.join(names[:MOST_SCALARS])}."
             )
-        counts, self._samples = self._samples, []
-        if samples is None and None not in counts:
-            samples = sum(cast(List[int], counts))
+        batch_samples, self._batch_samples = self._batch_samples, []
+        if samples is None and None not in batch_samples:
+            samples = sum(cast(List[int], batch_samples))
         if samples is None and not self._has_warned_uncounted:
             self._has_warned_uncounted = True
             if self.coordinates.rank == 0:
                 print(UNCOUNTED, file=sys.stderr, flush=True)
+        attached = [find_attached(model()) for model in self._models]
+        # The first step shows what the `start` line has to say of the loop.
         if not self._has_started:
             self._has_started = True
             for hook in self._sum_hooks:
                 hook.remove()
             self._sum_hooks = []
-            self.lines.add("start", timed=False, **self._start_line(samples, len(counts)))
-            are_attached = all(find_attached(model()) for model in self._models)
-            warning = balance.state().warning(are_attached)
+            self.lines.add("start", timed=False, **self._start_line(samples, len(batch_samples)))
+            warning = balance.state().warning(is_attached=all(attached))
             if warning and self.coordinates.rank == 0:
                 print(warning, file=sys.stderr, flush=True)
         self._steps += 1
         fields: Dict[str, Any] = {"step": self._steps, "epoch": self._epochs}
         fields["samples"] = samples if samples is None else int(samples)
         # A strategy that has not begun yet sums exactly.
-        attached = [find_attached(model()) for model in self._models]
         if any(a and a.sync.strategy.rule.warms and a.exact for a in attached):
             fields["exact"] = True
         unsummed_count = max((steps.count for steps in self._unsummed), default=0)
@@ -231,14 +234,15 @@ class Timings:
                 tensor.register_hook(note_begin)
 
     def _start_line(self, samples: Optional[int], micro_batches: int) -> Dict[str, Any]:
-        """Return the fields of the `start` line: they describe the loop by its first step, in which
-        this rank trained on `samples` in so many micro-batches."""
+        """Return the fields of the `start` line, which describe the loop by its first step.
+        `samples`: how many this rank trained on in the step. `micro_batches`: in how many
+        batches."""
         wrappers = [cast(Any, model()) for model in self._models]  # DDP, or a model without it
         rank_batch = int(samples or 0)
         models = [getattr(wrapper, "module", wrapper) for wrapper in wrappers]
         # Each model as often as a step sums its gradients.
-        counts = [self._sum_counts[wrapper] for wrapper in wrappers]
-        summed_models = [model for model, count in zip(models, counts) for _ in range(count)]
+        sum_counts = [self._sum_counts[wrapper] for wrapper in wrappers]
+        summed_models = [model for model, count in zip(models, sum_counts) for _ in range(count)]
         attached = [find_attached(wrapper) for wrapper in wrappers]
         specs = [a.sync.strategy.spec if a else EXACT for a in attached]
         fields = {
@@ -258,14 +262,15 @@ class Timings:
         }
         decisions = balance.state().record()
         if decisions:
-            own_choices = {"precision": fields["precision"], "sync": fields["sync"]}
-            fields["decided"] = {**own_choices, **decisions}
+            # The script itself chose the precision and the strategy.
+            script_choices = {"precision": fields["precision"], "sync": fields["sync"]}
+            fields["decided"] = {**script_choices, **decisions}
         # With `tandem.sampler` the ranks' batches differ, so a product would be wrong. `received`:
         # each rank's samples in all batches so far, here in those of the first step.
         received = balance.state().received
         if received:
             fields["global_batch"] = sum(received)
-        if hasattr(wrappers[0], "bucket_bytes_cap"):
+        if hasattr(wrappers[0], "bucket_bytes_cap"):  # an attribute of DDP
             fields["bucket_mb"] = wrappers[0].bucket_bytes_cap / MIB
         with contextlib.suppress(TypeError, AttributeError):  # a loader may have no length
             fields["steps_per_epoch"] = max(1, len(self._loader) // max(1, micro_batches))

@@ -29,7 +29,7 @@ from boundary.schema import Invalid, convert_what_fits, decode
 from contract import seal, verbs
 from contract.command_line import verb_words
 from contract.errors import INTERRUPTED, STOPPED, UserError
-from contract.options import ENTRIES
+from contract.options import TRAINER_OPTIONS
 from contract.result_lines import WANTED, read_results
 from contract.runs import RUNS, may_be_a_run
 from contract.text import open_lock, pluralize, read_text, write_whole
@@ -91,7 +91,7 @@ def grid(text: str, base: Mapping[str, str]) -> list[Words]:
     for word in verbs.VARIABLES["ARGS"].read("SWEEP", text):
         name, equals, values = word.partition("=")
         # An option of the trainer can be swept too, but only as a value of ARGS.
-        if name.lower() in ENTRIES and name not in SWEPT:
+        if name.lower() in TRAINER_OPTIONS and name not in SWEPT:
             hint = "|".join(f"--{name.lower()} {value}" for value in values.split(","))
             raise UserError(
                 f"{name}={values.split(',')[0]} is an option of the trainer: SWEEP has it as "
@@ -124,7 +124,7 @@ def cell(base: Words, words: Words) -> dict[str, Any]:
     args = [base.get("ARGS", ""), words.get("ARGS", "")]
     typed["ARGS"] = " ".join(filter(None, args))
     # The report prints this command for people, who want to train and not to time steps.
-    command = verbs.line("train", **typed)
+    command = verbs.format_command("train", **typed)
     if "EPOCHS" not in typed:
         typed["ARGS"] += f" {shlex.join(TRIAL)}"
     argv = [f"{name}={value}" for name, value in typed.items() if value]

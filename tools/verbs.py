@@ -47,7 +47,7 @@ def check(typed, environment):
     """Check the verbs and variables. Returns warnings about ignored variables. Raises UserError."""
     for verb in typed:
         if verb not in (*verbs.VERBS, *INTERNAL) and typed[:2] != ["help", "develop"]:
-            name = verbs.nearest(verb, verbs.VERBS)
+            name = verbs.find_nearest(verb, verbs.VERBS)
             hint = f"did you mean {name}?" if name else "`make help` lists them."
             raise UserError(f"there is no command {verb}: {hint}")
     valid = [verb for verb in typed if verb in verbs.VERBS] or ["help"]
@@ -96,7 +96,7 @@ def say(sentence):
     """Print a sentence on stderr: wrapped for a terminal, and in one line for a program."""
     text = f"tandem: {sentence}"
     if sys.stderr.isatty():
-        text = verbs.wrapped(text, shutil.get_terminal_size().columns)
+        text = verbs.wrap_lines(text, shutil.get_terminal_size().columns)
     print(text, file=sys.stderr)
 
 

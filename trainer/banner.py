@@ -33,7 +33,7 @@ def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
         "global_batch": world.global_batch,
         "rank_batch": world.batches[world.rank],
         "accumulate": job.micro_batches,
-        "workers": 0 if options.generated else workers,  # noise needs no loader
+        "workers": 0 if options.trains_on_noise else workers,  # noise needs no loader
         "train_images": len(job.train_set),
         "eval_images": len(job.eval_set),
         "steps_per_epoch": job.steps_per_epoch,
@@ -69,7 +69,7 @@ def describe_run(job: Job, cost: Cost) -> str:
                 f"\n--sync {options.sync} is {strategy.spec} with --optimizer {options.optimizer}"
             )
         steps = options.epochs * job.steps_per_epoch
-        warm_up = options.phases.all_warm_up(strategy)
+        warm_up = options.phases.warn_if_all_warm_up(strategy)
         for note in [warm_up, *prices.caveats(strategy, options.family, steps)]:
             details += f"\n{note}" if note else ""
     saved = "" if options.output else "; nothing is saved: no --output"

@@ -114,7 +114,7 @@ def build_materials(options: Options, world: World) -> Materials:
 
 def _images(options: Options, split: str, rank: int) -> ImageFolder:
     """List the images of a split. Raises UserError, also if none of some images can be read."""
-    if options.generated:
+    if options.trains_on_noise:
         return Generated(options)
     if options.data is None:
         raise UserError("--data is missing: give a folder with train/<class>/ and val/<class>/.")

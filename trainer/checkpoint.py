@@ -20,7 +20,7 @@ import torch
 
 from contract.errors import UserError
 from contract.layout import printable
-from contract.options import ENTRIES, Options
+from contract.options import TRAINER_OPTIONS, Options
 from tandem.pickles import RejectedContent, load_tensors
 
 from . import optim
@@ -232,5 +232,5 @@ def list_some(names: Sequence[str]) -> str:
 
 def fixed_options(options: Options) -> Dict[str, str]:
     """Return the repr of each option that a resumed run must share with the run it continues."""
-    names = [name for name, entry in ENTRIES.items() if not entry.changeable_on_resume]
+    names = [name for name, entry in TRAINER_OPTIONS.items() if not entry.changeable_on_resume]
     return {name: repr(getattr(options, name)) for name in names}

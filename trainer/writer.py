@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Callable, Iterator, List, Mapping, Optional
 import torch
 
 from contract.errors import RankError
-from tandem.pickles import zip_records
+from tandem.pickles import read_zip_records
 
 
 def checkpoints(folder: pathlib.Path) -> List[pathlib.Path]:
@@ -24,7 +24,7 @@ def is_complete(path: pathlib.Path) -> bool:
         return False
     try:
         with path.open("rb") as file:
-            return all(record.is_whole(file) for record in zip_records(file).values())
+            return all(record.is_whole(file) for record in read_zip_records(file).values())
     except (OSError, ValueError, struct.error):
         return False
 

@@ -12,8 +12,8 @@ import re
 from msgspec import to_builtins
 
 from boundary.facts import (
-    DRIVER,
-    PRINTED,
+    DRIVER_FIELDS,
+    MAX_PRINTED,
     DriverFacts,
     MachineFacts,
     PlanFacts,
@@ -42,9 +42,9 @@ def machine(facts, host, address="", folders=(), gpus=None, driver_policy=""):
     interface = next((link.name for link in checked.links if address in link.addresses), None)
     added = {"interface": interface, "host": host, "gpus_counted": counted(gpus, host),
            "driver_kept": driver_policy == "keep"}  # fmt: skip
-    # `driver` returns the facts in DRIVER, which have only their defaults here.
+    # `driver` returns the facts in DRIVER_FIELDS, which have only their defaults here.
     plain = to_builtins(checked)
-    return {name: plain[name] for name in plain if name not in (*DRIVER, "sudo")} | added
+    return {name: plain[name] for name in plain if name not in (*DRIVER_FIELDS, "sudo")} | added
 
 
 def known(facts):
@@ -107,7 +107,7 @@ def proven(machines):
 def read(value, kind, source):
     """Convert a value to a type. Raises PlanError about `source` if the value does not fit."""
     if kind is Printed:  # the output of a program, which may be larger than other texts
-        if not isinstance(value, str) or len(value) > PRINTED:
+        if not isinstance(value, str) or len(value) > MAX_PRINTED:
             raise _impossible(source, "it is not text, or it is too long")
         return LONE_SURROGATE.sub("\ufffd", value)
     try:

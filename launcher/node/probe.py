@@ -252,13 +252,13 @@ def describe_data_set(folder, kind, node_dir, is_listed=True):
     # If the data set is missing, list the data sets beside it: its name may be misspelled.
     if folder and not exists:
         try:
-            names = layout.data_sets(root.parent)
+            names = layout.find_data_sets(root.parent)
             facts["others"] = [name for name in names if name.isprintable()][:10]
         except OSError:
             pass
     if exists and is_listed:
         try:
-            facts["splits"] = layout.listings(root, pathlib.Path(node_dir), Pulse().beat, kind)
+            facts["splits"] = layout.read_listings(root, pathlib.Path(node_dir), Pulse().beat, kind)
         except layout.LayoutError as error:
             facts["problem"] = str(error)
     return facts

@@ -155,9 +155,9 @@ def collect_measurements(
     that the ranks will probably choose. Raises UserError."""
     balance = read_balance(config.balance or BALANCE_AUTO, [host.name for host in all_hosts])
     hosts = machines.hosts
-    setting = request.setting([host.name for host in hosts], request.precision)
+    setting = request.make_setting([host.name for host in hosts], request.precision)
     path = runs.prediction_path(folders.RUNS, request.model, len(hosts))
-    command = verbs.line(
+    command = verbs.format_command(
         "plan",
         NODES=len(setting.machines),
         MODEL=setting.model,

@@ -21,7 +21,7 @@ from typing import Any
 
 from contract.errors import UserError
 from contract.options import TIMM, Options
-from contract.verbs import line
+from contract.verbs import format_command
 from launcher.folders import relative
 from launcher.machines.inventory import CHECKOUT
 from launcher.node.machine import file_sha256
@@ -128,7 +128,7 @@ def fetch(weights: Pretrained, say: Callable[[str], None], into: Path | None = N
         raise UserError(
             f"WEIGHTS={weights.typed} could not be stored: {path}: {error.strerror or error}."
         ) from None
-    gather = line("bundle", MODEL=weights.model, WEIGHTS=weights.typed)
+    gather = format_command("bundle", MODEL=weights.model, WEIGHTS=weights.typed)
     raise UserError(
         f"WEIGHTS={weights.typed}: {weights.address}: {reason}: correct the name. If this machine "
         f"has no internet, type `{gather}` on another one and bring its bundle/, or give the file "

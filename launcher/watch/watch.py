@@ -390,7 +390,7 @@ class Watch:
             self._note_failure(host, "gone", message="its ssh connection broke")
             return
         # Unparsed bytes and stderr may say why the guard ended: the last 400 characters are kept.
-        output = " ".join(f"{guard.frames.rest()} {guard.process.stderr()}".split())[-400:]
+        output = " ".join(f"{guard.frames.unframed_text()} {guard.process.stderr()}".split())[-400:]
         message = output or f"it was killed after {self._elapsed_seconds():.0f} s"
         self._note_failure(host, "guard", exit_code=status, message=message)
 

@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from contract import prices
 from contract.errors import UserError
-from contract.strategies import ADAM, ATTACHED, AUTO, EXACT, SGD, parse, usages
+from contract.strategies import ADAM, ATTACHED, AUTO, EXACT, SGD, list_usages, parse
 
 from ..balance import StepWeights
 from ..compat import find_timeout
@@ -83,7 +83,7 @@ class Attached:
                 f"{ATTACHED} auto: the best strategy depends on the step time and on the network, "
                 "which only a run measures. Time the loop with tandem.timings and start it with "
                 "`make train SCRIPT=train.py`: the report recommends a strategy. "
-                f"Here choose one of {usages()}."
+                f"Here choose one of {list_usages()}."
             )
         parse(spec, ATTACHED)
         if type(warmup_steps) is not int or warmup_steps < 0:

@@ -44,7 +44,12 @@ class Topology:
     group: Any = None
 
     @property
-    def count(self) -> int:
+    def rank_count(self) -> int:
+        """Return the number of ranks of all machines."""
+        return len(self.nodes)
+
+    @property
+    def machine_count(self) -> int:
         """Return the number of machines."""
         return max(self.nodes) + 1
 
@@ -53,7 +58,7 @@ class Topology:
         """Return the ranks of each machine."""
         return tuple(
             tuple(rank for rank, node in enumerate(self.nodes) if node == machine)
-            for machine in range(self.count)
+            for machine in range(self.machine_count)
         )
 
     @property
@@ -73,7 +78,7 @@ class Topology:
     @property
     def multi_rank_nodes(self) -> bool:
         """Return whether any machine has more than one rank."""
-        return len(self.nodes) > self.count
+        return self.rank_count > self.machine_count
 
     def connect(self, patience: float) -> "Topology":
         """Return a copy with its process group. `patience`: its timeout in seconds. Collective."""

@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 from datetime import timedelta
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,17 @@ class Stage:
     groups: Tuple[Tuple[int, ...], ...] = ()
 
 
+class QueuedJob(NamedTuple):
+    """A job that waits for its next stage. `job`: the stage's input. `result`: the future of the
+    last stage's output. `ready`: the event of CUDA after which `job` is complete; None on a CPU.
+    `after`: a future for which the first stage waits, or None."""
+
+    job: Any
+    result: Result
+    ready: Any
+    after: Optional[Result] = None
+
+
 class Carrier:
     """Runs each job, the exchange of a bucket, through `stages`. Each stage has a thread, a stream,
     and a process group if the stage sends. Making a Carrier is collective. A job fails if a peer is
@@ -46,7 +57,10 @@ class Carrier:
 
     def __init__(self, stages: List[Stage], device: torch.device, patience: float) -> None:
         self.device = device
-        self._queues: List[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in stages]
+        # One for each stage. None ends a queue.
+        self._queues: List[queue.SimpleQueue[Optional[QueuedJob]]] = [
+            queue.SimpleQueue() for _ in stages
+        ]
         self._failure: Optional[BaseException] = None  # the first, of any job
         self._threads: List[threading.Thread] = []
         for number, stage in enumerate(stages):
@@ -63,16 +77,16 @@ class Carrier:
         Its first stage waits for the future `after`."""
         # The first stage's stream must not read the bucket before backward has written it.
         ready = torch.cuda.current_stream().record_event() if self._is_on_gpu else None
-        self._queues[0].put((job, result, ready, after))
+        self._queues[0].put(QueuedJob(job, result, ready, after))
 
     def end(self) -> None:
         """End threads and groups after the last job. Does not wait for jobs that fail or hang."""
-        self._queues[0].put(None)  # the end of the queue, which each stage passes on
+        self._queues[0].put(None)  # each stage passes it on
         # After a failure, threads may hang in a collective. A finalizer may call this function in
         # one of the threads, which cannot wait for itself.
         for thread in self._threads:
             if self._failure is None and thread is not threading.current_thread():
-                thread.join(1)  # waits a second at most
+                thread.join(1)  # seconds: the thread may wait for a peer
 
     def future(self) -> Result:
         """Make a future for `start`."""
@@ -83,56 +97,46 @@ class Carrier:
         return self.device.type == "cuda"
 
     def _serve(self, number: int, stage: Stage, group_argument: Tuple[Any, ...]) -> None:
-        """Run a stage's thread until the end of its queue."""
+        """Run a stage's thread until the end of its queue. The thread does the stage's work for
+        each job, and then queues the job for the next stage, or sets its result. After an error
+        this job and all later jobs fail."""
         stream = None
         if self._is_on_gpu:
             torch.cuda.set_device(self.device)  # otherwise torch makes a context on GPU 0, too
             stream = torch.cuda.Stream(self.device, priority=-1)
         is_last = number + 1 == len(self._queues)
         next_queue = None if is_last else self._queues[number + 1]
-        for queued_job in iter(self._queues[number].get, None):
-            self._run_job(queued_job, stage, group_argument, stream, next_queue)
+        for queued in iter(self._queues[number].get, None):
+            try:
+                if self._failure is not None:
+                    raise self._failure
+                # torch.cuda.stream(None) would initialize CUDA in a process that has no GPU to use.
+                on_stream = torch.cuda.stream(stream) if stream else contextlib.nullcontext()
+                with torch.no_grad(), on_stream:
+                    if stream is not None:
+                        stream.wait_event(queued.ready)
+                    if queued.after is not None:
+                        queued.after.wait()
+                    if stream is not None:
+                        # Once nothing refers to a tensor, the stream that allocated it may reuse
+                        # its memory; that must not happen before this stream has read it.
+                        for tensor in list_tensors(queued.job):
+                            if tensor.is_cuda:
+                                tensor.record_stream(stream)
+                    output = stage.work(queued.job, *group_argument)
+                    if next_queue is None:
+                        queued.result.set_result(output)
+                        continue
+                    ready = stream.record_event() if stream is not None else None
+                next_queue.put(QueuedJob(output, queued.result, ready))
+            except BaseException as error:
+                # A peer is lost, so the jobs of all buckets must fail. Otherwise they would hang.
+                self._failure = error
+                queued.result.set_exception(error)
         if next_queue is not None:
             next_queue.put(None)
         for group in group_argument:
             end_group(group)
-
-    def _run_job(
-        self,
-        queued_job: Tuple[Any, Any, Any, Optional[Result]],
-        stage: Stage,
-        group_argument: Tuple[Any, ...],
-        stream: Any,
-        next_queue: Optional["queue.SimpleQueue[Any]"],
-    ) -> None:
-        """Run one stage of a job. Then queue the job for the next stage, or set its result."""
-        job, result, ready, after = queued_job
-        try:
-            if self._failure is not None:
-                raise self._failure
-            # torch.cuda.stream(None) would initialize CUDA in a process that has no GPU to use.
-            on_stream = torch.cuda.stream(stream) if stream else contextlib.nullcontext()
-            with torch.no_grad(), on_stream:
-                if stream is not None:
-                    stream.wait_event(ready)
-                if after is not None:
-                    after.wait()
-                if stream is not None:
-                    # Once nothing refers to a tensor, the stream that allocated it may reuse
-                    # its memory; that must not happen before this stream has read it.
-                    for tensor in list_tensors(job):
-                        if tensor.is_cuda:
-                            tensor.record_stream(stream)
-                output = stage.work(job, *group_argument)
-                if next_queue is None:
-                    result.set_result(output)
-                    return
-                ready = stream.record_event() if stream is not None else None
-            next_queue.put((output, result, ready, None))
-        except BaseException as error:
-            # A peer is lost, so the jobs of all buckets must fail. Otherwise they would hang.
-            self._failure = error
-            result.set_exception(error)
 
 
 class Flag:
@@ -207,6 +211,7 @@ def all_to_all(
     received[local].copy_(rows[local])  # never sent
     expansions = []
     for step in range(1, world):
+        # Positions in `peers` and among the rows.
         target, source = (local + step) % world, (local - step) % world
         if coder is None:
             _trade(outgoing[target], peers[target], received[source], peers[source], group)
@@ -214,11 +219,12 @@ def all_to_all(
         message = coder.make_room(received[source])
         begin = time.monotonic()
         _trade(outgoing[target], peers[target], message, peers[source], group)
+        # All rows have the same length, so this row stands for the row that was not sent.
         coder.count(outgoing[target], received[target], time.monotonic() - begin)
         # Expanded in a thread, while the next rank's message travels.
         expansions.append(coder.pool.submit(coder.expand, message, received[source]))
     for expansion in expansions:
-        expansion.result()
+        expansion.result()  # raises the errors of `expand`
     # On a GPU the stage's stream orders this copy before what reads it.
     return received.to(rows.device, non_blocking=True)
 

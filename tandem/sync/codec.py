@@ -24,7 +24,9 @@ import torch
 from contract.strategies import BLOCK, PACKED, coded_bytes
 
 KEPT = 0.95  # the weight of the running mean of squares; the new square weighs 1 - KEPT
-MIN_SCALE = 0.01  # of a value, relative to the largest scale of its block
+# The least scale of a value, relative to the largest in its block. A value whose mean square is
+# zero would otherwise be divided by zero.
+MIN_SCALE = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Codec:
 
     `packed` neighbouring codes are the digits of a signed byte in base `radix`: with five levels a
     byte is code 0 + 5 * code 1 + 25 * code 2. Each byte holds whole codes, so that an entropy coder
-    sees them. `step`: with per-value scales, the distance of two levels / a block's RMS.
+    sees them. `step`: with per-value scales, the distance of two levels divided by the root mean
+    square of the block.
 
     A block with an inf or a NaN decodes to infs and NaNs only, so the sum shows that gradients
     overflowed.
@@ -54,6 +57,7 @@ class Codec:
 
     def level_distance(self, has_scales: bool) -> float:
         """Return the distance of two levels, relative to the block's size."""
+        # With scales, the size is the norm of BLOCK values: their root mean square * BLOCK**0.5.
         return self.step / BLOCK**0.5 if has_scales else 1 / self.levels
 
     @torch.no_grad()
@@ -64,6 +68,7 @@ class Codec:
         blocks = rows.view(-1, BLOCK)
         scaled = blocks if scales is None else blocks / scales.reshape(-1, BLOCK)
         coded = torch.empty(count, self.coded_bytes(values), dtype=torch.uint8, device=rows.device)
+        # Writing into these views fills `coded`.
         sizes, code_bytes = self._split_rows(coded, values)
         scaled_rows = scaled.view(count, -1, BLOCK)
         if scales is not None:
@@ -94,7 +99,8 @@ class Codec:
         return coded
 
     def _split_rows(self, coded: torch.Tensor, values: int) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Return views of the blocks' sizes, in bf16, and of the bytes with codes."""
+        """Return two views of coded rows of `values` numbers: of the blocks' sizes, in bf16, and of
+        the bytes with codes."""
         head = self.head_bytes(values)
         return coded[:, :head].view(torch.bfloat16), coded[:, head:]
 
@@ -117,8 +123,8 @@ class Codec:
         out: Optional[torch.Tensor] = None,
     ) -> torch.Tensor:
         """Return rows of `values` numbers as fp32 (R, V), from uint8 (R, coded_bytes(V)). `scales`:
-        those of `encode`, or one row for all rows. With scales, `out` receives as many values as it
-        has room for, and is returned."""
+        those of `encode`, or one row for all rows. `out`, only with scales: receives the first
+        values, as many as it has, and is returned."""
         sizes, code_bytes = self._split_rows(coded, values)
         if self.packed == 1:
             codes = code_bytes.view(torch.int8)
@@ -132,8 +138,8 @@ class Codec:
             return decoded
         if out is None:
             return decoded.mul_(scales)
-        room = slice(out.numel())
-        return torch.mul(decoded.view(-1)[room], scales.reshape(-1)[room], out=out)
+        filled = slice(out.numel())
+        return torch.mul(decoded.view(-1)[filled], scales.reshape(-1)[filled], out=out)
 
 
 @functools.cache
@@ -159,7 +165,8 @@ def _make_table(codec: Codec, device: torch.device) -> torch.Tensor:
 # families of optimizers. The steps of 15 and 255 levels make the smallest errors for normally
 # distributed values (Max, "Quantizing for minimum distortion", 1960).
 STEPS = {3: 1.4, 5: 0.8, 15: 0.35, 255: 0.03}
-RADIX = {1: 256, 2: 16, 3: 5, 5: 3}  # by the number of codes in a byte
+RADIX = {1: 256, 2: 16, 3: 5, 5: 3}  # by the number of codes in a byte; not below the levels
+# By the number of levels. Codec.levels counts only those above zero.
 CODECS: Dict[int, Codec] = {
     levels: Codec(levels // 2, packed, RADIX[packed], STEPS[levels])
     for levels, packed in PACKED.items()
@@ -182,7 +189,7 @@ def make_scales(squares: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def learn(squares: torch.Tensor, sums: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """Write the mean squares after these sums to `out`, and return the largest square of a sum. All
-    tensors have as many values; `squares` and `out` are fp32, and `sums` have any type.
+    tensors have the same number of values; `squares` and `out` are fp32, and `sums` have any type.
 
     A sum s changes the running mean v to 0.95 v + 0.05 s^2. Only ratios of means count, so the
     tensors hold 20 v, which saves an operation."""
@@ -204,6 +211,7 @@ class Operations:
     codec: Codec
 
     def scales(self, squares: torch.Tensor) -> torch.Tensor:
+        """Return the argument `scales` of the other methods, from a bucket's mean squares."""
         return make_scales(squares)
 
     def code(
@@ -244,8 +252,9 @@ class Operations:
         new_squares: Optional[torch.Tensor],
     ) -> torch.Tensor:
         """Decode the sums (ranks, coded_bytes) of shards of `shard` values into a bucket, and write
-        its new mean squares, if there are any. Return the largest square of a sum or, without mean
-        squares, the largest size of a block."""
+        its new mean squares, unless the scale is `peak`. Return the largest square of a sum or,
+        with `peak`, the largest size of a block, as a tensor of one number. Either is infinite or
+        NaN if a sum overflowed."""
         values = buffer.numel()
         if scales is None or squares is None or new_squares is None:
             buffer.copy_(self.codec.decode(coded, shard).view(-1)[:values])

@@ -25,7 +25,7 @@ UNABLE = (
     "the gradients are sent uncompressed, because not every machine's environment has zstandard: "
     "`make provision` installs it."
 )
-TRIAL = 10  # steps before all ranks decide
+TRIAL_STEPS = 10  # steps before all ranks decide
 HEAD_BYTES = 8
 LEVEL = 1  # higher levels are slower and save nothing here
 MIN_WINDOW = 1 << 10  # zstd accepts no smaller one

@@ -30,11 +30,12 @@ from contract.strategies import OWN, Strategy, shard_size
 from .base import ALL_USED, Future, Sync, Topology, Unused, sum_over_ranks
 from .carrier import Carrier, Flag, Stage, all_gather, all_to_all, to_host
 from .codec import CODECS, KEPT, Operations, learn
-from .entropy import TRIAL, UNABLE, EntropyCoder, can_compress
+from .entropy import TRIAL_STEPS, UNABLE, EntropyCoder, can_compress
 
-# Warn after so many steps in a row whose sums were not finite. A GradScaler that starts too high
-# (2**16) overflows in fewer steps, because each overflow halves its scale.
+# Warn after this number of steps in a row whose sums were not finite. A GradScaler that starts too
+# high (2**16) overflows in fewer steps, because each overflow halves its scale.
 LOST_STEPS = 20
+SENT, OWNED = 0, 1  # the indices of a bucket's two error tensors: see `ErrorFeedback`
 
 
 @dataclasses.dataclass
@@ -54,8 +55,7 @@ class BucketState:
     parameters: Sequence[torch.Tensor] = ()
     starts: Sequence[int] = (0,)
     fallback: Optional[List[torch.Tensor]] = None
-    # True if `pending` holds `current` as it was before the last sum. No field of the dataclass.
-    can_undo = False
+    can_undo: bool = False  # `pending` holds `current` as it was before the last sum
 
     @classmethod
     def blank(cls, sizes: Sequence[int], device: torch.device) -> "BucketState":
@@ -91,7 +91,8 @@ class BucketState:
         for parameter in self.parameters:
             begin, end = end, end + parameter.numel()
             for start, current_tensor, earlier_tensor in zip(self.starts, self.current, earlier):
-                # A shard's tensor begins within the bucket, so it may hold a part of a parameter.
+                # A shard's tensor begins within the bucket, so it may hold only a part of this
+                # parameter, or nothing: then the slice is empty.
                 values = slice(max(begin - start, 0), max(end - start, 0))
                 if unused.get(parameter) is False:
                     current_tensor[values].copy_(earlier_tensor[values])
@@ -106,6 +107,16 @@ class BucketState:
 class Squares(BucketState):
     """Running mean squares of one bucket's sums: one tensor, padded with zeros to whole shards."""
 
+    @property
+    def means(self) -> torch.Tensor:
+        """Return the mean squares that earlier steps left."""
+        return self.current[0]
+
+    @property
+    def new_means(self) -> torch.Tensor:
+        """Return the tensor for the mean squares after this step."""
+        return self.pending[0]
+
     def settle(self, unused: Unused) -> None:
         # A sum that waits in .grad is contained in the next sum of the same step. The means must
         # not count it twice, so it is undone like a zeroed sum.
@@ -114,7 +125,16 @@ class Squares(BucketState):
     def by_parameter(self) -> Dict[torch.Tensor, torch.Tensor]:
         """Return for each parameter a view of its mean squares."""
         sizes = [parameter.numel() for parameter in self.parameters]
-        return dict(zip(self.parameters, self.current[0][: sum(sizes)].split(sizes)))
+        return dict(zip(self.parameters, self.means[: sum(sizes)].split(sizes)))
+
+
+@dataclasses.dataclass
+class Job:
+    """A bucket before the first stage of `carrier.py`. `squares` is None with scale `peak`."""
+
+    buffer: torch.Tensor  # the bucket's values, divided by the number of ranks
+    errors: BucketState
+    squares: Optional[Squares]
 
 
 @dataclasses.dataclass
@@ -122,7 +142,7 @@ class Bucket:
     """One bucket of `ErrorFeedback` on its way through the stages of `carrier.py`. N machines send
     to each other; each owns one shard of the bucket's values."""
 
-    buffer: torch.Tensor  # the bucket's values, later their average over all ranks
+    buffer: torch.Tensor  # as in `Job`, later the average over all ranks
     errors: BucketState
     coded: torch.Tensor  # uint8 (N, bytes of a shard): codes to send, later the codes of all sums
     messages: Sequence[torch.Tensor] = ()  # the rows of `coded`, if an entropy coder compresses
@@ -139,9 +159,9 @@ class ErrorFeedback(Sync):
     "DoubleSqueeze", ICML 2019). All ranks decode the same bytes with operations that round alike on
     every machine, so the sums, and the scales made from them, are bit for bit equal.
 
-    The errors of a bucket are two fp32 tensors: the errors of all values that this machine sent
-    (N x shard), and the errors of the sum that this machine owns (shard). Sums are exact before the
-    first step, when DDP orders its buckets, and in warm-up.
+    The errors of a bucket are two fp32 tensors. SENT: the errors of all values that this machine
+    sent (N x shard). OWNED: the errors of the sum that this machine owns (shard). Sums are exact
+    before the first step, when DDP orders its buckets, and in warm-up.
     """
 
     follows_scale = True
@@ -152,11 +172,10 @@ class ErrorFeedback(Sync):
         self.scale = 1.0  # the loss scale by which all states are multiplied
         self.exact = True  # whether this step sums exactly
         self.has_begun = False  # earlier sums only ordered DDP's buckets
-        # The arguments of "ef:5:own" are ("5", "own").
-        self.codec = CODECS[int(strategy.arguments[0])]
+        self.codec = CODECS[strategy.levels]
         self.coding: Any = Operations(self.codec)  # or kernels.Kernels, on a GPU
         # Per-value scales are learned from the sums. With `for_family(None)`, `auto` means `own`.
-        self.learns = strategy.for_family(None).arguments[1] == OWN
+        self.learns = strategy.for_family(None).scale == OWN
         self._squares: Dict[int, Squares] = {}  # by bucket number
         # Mean squares of parameters whose bucket is not known yet, or has been remade by DDP.
         self._unplaced_squares: Dict[torch.Tensor, torch.Tensor] = {}
@@ -176,15 +195,15 @@ class ErrorFeedback(Sync):
         )
         self.carrier = Carrier(stages, device, self.patience)
         if device.type == "cuda":
-            self.take_kernels(device)
+            self.try_kernels(device)
         # A rank without zstandard could not read compressed messages, so then no rank compresses.
         ready_ranks = sum_over_ranks(torch.tensor(float(can_compress()), device=device)).wait()
-        if ready_ranks == len(self.topology.nodes):
+        if ready_ranks == self.topology.rank_count:
             self.coder = EntropyCoder()
         else:
             self.note = f"{self.strategy.spec}: {UNABLE}"
 
-    def take_kernels(self, device: torch.device) -> None:
+    def try_kernels(self, device: torch.device) -> None:
         """Use Triton's kernels if they work on this device; otherwise print why not."""
         try:
             from .kernels import try_out  # imports Triton
@@ -210,18 +229,26 @@ class ErrorFeedback(Sync):
             self.coder = None
 
     def begin(self, scale: float, exact: bool, unused: Unused = ALL_USED) -> None:
-        # Ranks may have loaded different states. If the states are equal now, they stay equal.
+        # Ranks may have loaded different mean squares, and would then decode the same bytes to
+        # different sums. If the mean squares are equal now, they stay equal.
         if self.learns and not self.has_begun:
-            self._compare_digests()
+            limits = torch.tensor([self._digest, -self._digest], device=self.carrier.device)
+            dist.all_reduce(limits, dist.ReduceOp.MAX)
+            # Now the largest digest and minus the smallest: their sum is 0 if all are equal.
+            if int(limits.sum()):
+                raise UserError(
+                    f"{self.strategy.spec}: the ranks resume with different mean squares of the "
+                    "gradients: load checkpoints that all ranks saved after the same step."
+                )
         self.settle(unused)
         # `self.exact` still belongs to the last step.
         if self.has_begun and not self.exact:
             self._coded_steps += 1
-            if self._coded_steps == TRIAL and self.coder is not None:
+            if self._coded_steps == TRIAL_STEPS and self.coder is not None:
                 # All ranks must decide alike, so they add up the seconds that their coders gained.
                 gain = torch.tensor(self.coder.gain, device=self.carrier.device)
                 pays = bool(sum_over_ranks(gain).wait() > 0)
-                self.note = f"{self.strategy.spec}: {self.coder.describe(TRIAL, pays)}"
+                self.note = f"{self.strategy.spec}: {self.coder.describe(TRIAL_STEPS, pays)}"
                 if not pays:
                     self._end_coder()
         self.exact, self.has_begun = exact, True
@@ -230,19 +257,20 @@ class ErrorFeedback(Sync):
             # `pending` keeps the old scale: nobody reads it before the next step overwrites it.
             errors = [[*state.current, *(state.fallback or ())] for state in self.errors.values()]
             multiply_all([tensor for tensors in errors for tensor in tensors], ratio)
-            squares = [state.current[0] for state in self._squares.values()]
+            squares = [state.means for state in self._squares.values()]
             # Squares of gradients grow with the square of the loss scale.
             multiply_all([*squares, *self._unplaced_squares.values()], ratio**2)
             self.scale = scale
 
     def hook(self, bucket: dist.GradBucket) -> Future:
         # Divided before the sum, as DDP does: a sum in fp16 could overflow.
-        buffer = bucket.buffer().div_(len(self.topology.nodes))
+        buffer = bucket.buffer().div_(self.topology.rank_count)
         if self.exact:
             if self.has_begun and bucket.index() not in self.errors:
                 # Allocates the errors in warm-up: a rank with too little memory fails early.
                 self._find_errors(bucket)
             total = sum_over_ranks(buffer)
+            # The sums before the first step only order DDP's buckets, which it then remakes.
             if not (self.learns and self.has_begun):
                 return total
             return total.then(functools.partial(self._learn_exact, self._find_squares(bucket)))
@@ -251,11 +279,12 @@ class ErrorFeedback(Sync):
             # This sum is not in a stage: the ranks of a machine must begin their sums in the same
             # order of buckets, which only DDP guarantees.
             local_sum = sum_over_ranks(buffer, self.topology.group)
-        future = self.carrier.future()
+        result = self.carrier.future()
         squares = self._find_squares(bucket) if self.learns else None
+        job = Job(buffer, self._find_errors(bucket), squares)
         # The first stage waits for `local_sum`.
-        self.carrier.start((buffer, (self._find_errors(bucket), squares)), future, local_sum)
-        return future
+        self.carrier.start(job, result, local_sum)
+        return result
 
     def _find_errors(self, bucket: dist.GradBucket) -> BucketState:
         """Return the errors of a bucket; zeros if it is new, or if its size has changed since a
@@ -263,14 +292,13 @@ class ErrorFeedback(Sync):
         buffer, index = bucket.buffer(), bucket.index()
         state = self.errors.get(index)
         # Only the leader of a machine sends, so the other ranks make no rounding errors.
-        sizes = self.sizes(buffer) if self.topology.is_leader else []
+        sizes = self.error_sizes(buffer) if self.topology.is_leader else []
         if state is None or [tensor.numel() for tensor in state.current] != sizes:
             state = self.errors[index] = BucketState.blank(sizes, buffer.device)
         state.parameters = bucket.parameters()
         if self.topology.is_leader:
             # The sent values begin with the bucket, the sum with the shard that this rank owns.
-            shard_start = self.owners.index(self.topology.rank) * sizes[1]
-            state.starts = 0, shard_start
+            state.starts = 0, self._owned_shard * sizes[OWNED]
         return state
 
     def states(self) -> List[BucketState]:
@@ -341,18 +369,26 @@ class ErrorFeedback(Sync):
         error_copies = 2 * (1 + 1 / len(self.owners)) if self.topology.is_leader else 0
         return error_copies + 2 * self.learns
 
-    def sizes(self, buffer: torch.Tensor) -> List[int]:
-        """Return the number of values in each of a bucket's two error tensors."""
-        shard = shard_size(buffer.numel(), len(self.owners))
+    @property
+    def _owned_shard(self) -> int:
+        """Return the number of the shard that this rank owns: its position among the owners."""
+        return self.owners.index(self.topology.rank)
+
+    def _shard_size(self, buffer: torch.Tensor) -> int:
+        """Return the number of values of a bucket's shards."""
+        return shard_size(buffer.numel(), len(self.owners))
+
+    def error_sizes(self, buffer: torch.Tensor) -> List[int]:
+        """Return the number of values in each of a bucket's two error tensors: SENT, OWNED."""
+        shard = self._shard_size(buffer)
         return [len(self.owners) * shard, shard]
 
     def _learn_exact(self, state: Squares, done: torch.futures.Future[Any]) -> torch.Tensor:
         """Update mean squares with an exact sum, and return the sum."""
         total: torch.Tensor = done.value()
         # The mean squares are padded to whole shards, and the sum is not.
-        squares = state.current[0][: total.numel()]
-        new_squares = state.pending[0][: total.numel()]
-        largest_square = learn(squares, total, new_squares)
+        values = total.numel()
+        largest_square = learn(state.means[:values], total, state.new_means[:values])
         state.finite = _flag_finite(largest_square, total.dtype)
         return total
 
@@ -368,9 +404,9 @@ class ErrorFeedback(Sync):
                 return state
             # DDP has remade all of its buckets between two steps.
             self._unplaced_squares, self._squares = self._collect_squares(), {}
-        size = len(self.owners) * shard_size(buffer.numel(), len(self.owners))
-        blank = BucketState.blank([size], buffer.device)
-        state = self._squares[index] = Squares(blank.current, blank.pending, None, parameters)
+        blank = BucketState.blank([self.error_sizes(buffer)[SENT]], buffer.device)
+        state = Squares(blank.current, blank.pending, parameters=parameters)
+        self._squares[index] = state
         # A view of each parameter's values: copying into it fills the bucket's tensor.
         for parameter, values in state.by_parameter().items():
             if parameter in self._unplaced_squares:
@@ -407,49 +443,36 @@ class ErrorFeedback(Sync):
         self.scale, self._squares, self._unplaced_squares = scale, {}, squares
         self._digest = int(digest.hexdigest()[:15], 16)  # fits into an int64
 
-    def _compare_digests(self) -> None:
-        """Raise UserError if ranks have loaded different scales: they would decode the same bytes
-        to different sums. Collective."""
-        limits = torch.tensor([self._digest, -self._digest], device=self.carrier.device)
-        dist.all_reduce(limits, dist.ReduceOp.MAX)
-        if int(limits.sum()):  # the largest and the smallest digest differ
-            raise UserError(
-                f"{self.strategy.spec}: the ranks resume with different mean squares of the "
-                "gradients: load checkpoints that all ranks saved after the same step."
-            )
+    # The stages of an exchange, in the order in which a leader runs them. `_make_blank` replaces
+    # the first on other ranks.
 
-    # The stages of an exchange. A job is what `hook` passes to `Carrier.start`.
-
-    def _make_blank(self, job: Any) -> Bucket:
+    def _make_blank(self, job: Job) -> Bucket:
         """Return a bucket that receives the leader's bytes, on a rank that is no leader."""
-        buffer, (errors, squares) = job
-        shard = shard_size(buffer.numel(), len(self.owners))
-        row_bytes = self.codec.coded_bytes(shard)
-        coded = buffer.new_empty((len(self.owners), row_bytes), dtype=torch.uint8)
+        row_bytes = self.codec.coded_bytes(self._shard_size(job.buffer))
+        coded = job.buffer.new_empty((len(self.owners), row_bytes), dtype=torch.uint8)
         # This rank decodes the sums itself, so it needs the scales, too.
-        scales = self._make_scales(squares)
-        return Bucket(buffer, errors, coded, squares=squares, scales=scales)
+        scales = self._make_scales(job.squares)
+        return Bucket(job.buffer, job.errors, coded, squares=job.squares, scales=scales)
 
     def _make_scales(self, squares: Optional[Squares]) -> Optional[torch.Tensor]:
-        return None if squares is None else self.coding.scales(squares.current[0])
+        """Return the scales of all values of a bucket, or None with scale `peak`. The scales come
+        from the means of earlier steps, which all ranks have, so that all can decode."""
+        return None if squares is None else self.coding.scales(squares.means)
 
-    def _code(self, job: Any) -> Bucket:
+    def _code(self, job: Job) -> Bucket:
         """Encode this machine's values plus its errors, and write the new errors."""
-        buffer, (errors, squares) = job
-        # From the means of earlier steps, which all ranks have: the owners can decode the values.
-        scales = self._make_scales(squares)
-        coded = self.coding.code(
-            buffer, errors.current[0], errors.pending[0], scales, len(self.owners)
-        )
-        return Bucket(buffer, errors, coded, squares=squares, scales=scales)
+        errors, new_errors = job.errors.current[SENT], job.errors.pending[SENT]
+        scales = self._make_scales(job.squares)
+        coded = self.coding.code(job.buffer, errors, new_errors, scales, len(self.owners))
+        return Bucket(job.buffer, job.errors, coded, squares=job.squares, scales=scales)
 
     def _compress(self, bucket: Bucket) -> Bucket:
         """Compress the rows that this rank sends, if there is an entropy coder."""
         if self.coder is not None:
-            rows, owner = to_host(bucket.coded), self.owners.index(self.topology.rank)
+            rows, owned_shard = to_host(bucket.coded), self._owned_shard
             # This rank never sends the row of the shard that it owns.
             bucket.messages = [
-                row if number == owner else self.coder.compress(row)
+                row if number == owned_shard else self.coder.compress(row)
                 for number, row in enumerate(rows)
             ]
         return bucket
@@ -470,18 +493,18 @@ class ErrorFeedback(Sync):
 
     def _sum(self, coded: torch.Tensor, bucket: Bucket) -> torch.Tensor:
         """Add up the codes (N, bytes) of this rank's shard. Return the codes (bytes) of the sum."""
-        errors, scales = bucket.errors, bucket.scales
+        errors, new_errors = bucket.errors.current[OWNED], bucket.errors.pending[OWNED]
+        scales = bucket.scales
         if scales is not None:
-            # The scales of this rank's shard.
-            scales = scales.view(len(self.owners), -1)[self.owners.index(self.topology.rank)]
-        total: torch.Tensor = self.coding.sum(coded, errors.current[1], errors.pending[1], scales)
+            scales = scales.view(len(self.owners), -1)[self._owned_shard]
+        total: torch.Tensor = self.coding.sum(coded, errors, new_errors, scales)
         return total
 
     def _take(self, bucket: Bucket) -> torch.Tensor:
         """Decode all owners' sums into the bucket's buffer, and note whether they are finite."""
         buffer, squares = bucket.buffer, bucket.squares
-        shard = shard_size(buffer.numel(), len(self.owners))
-        means = (None, None) if squares is None else (squares.current[0], squares.pending[0])
+        shard = self._shard_size(buffer)
+        means = (None, None) if squares is None else (squares.means, squares.new_means)
         # `largest`: the largest square of a sum; without mean squares, the largest size of a block.
         largest = self.coding.take(bucket.coded, shard, buffer, bucket.scales, *means)
         if squares is None:

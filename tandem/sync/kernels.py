@@ -6,8 +6,11 @@ rounded as IEEE 754 demands, and no multiplication is fused with an addition. Th
 may differ by the order of its sum. That is harmless, because only the block's sender computes it.
 
 A program, Triton's unit of work, computes one tile: the smallest number of neighbouring values that
-fills whole blocks and whole bytes. A tile has LANES bytes, and each byte has PACKED codes. Its
-arrays are (PLACES, LANES), and value `lane * PACKED + place` of the tile is at [place, lane].
+fills whole blocks and whole bytes. A tile has BLOCKS blocks and LANES bytes, and each byte has
+PACKED codes, its digits in base RADIX. A code is a whole number from -LEVELS to LEVELS. DISTANCE:
+the distance of two levels, relative to the block's size (Codec.level_distance). HAS_SCALES: each
+value has a scale (`own`). A tile's arrays are (PLACES, LANES). Value `lane * PACKED + place` of the
+tile is at [place, lane].
 
 feedback.py calls `try_out`, which checks that a GPU decodes sums as the plain operations do. If the
 GPU does not, or without Triton, the plain operations do the work. (So far these kernels have run
@@ -62,7 +65,7 @@ def _make_scales(squares, offsets, index, inside, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _as_bf16(x):
-    """Return the bits of the nearest bf16, of two the even one; the same NaN for all NaNs."""
+    """Return the bits of the nearest bf16, of two the even one; 0x7FC0 for every NaN."""
     bits = x.to(tl.int32, bitcast=True)
     # bf16 is the upper half of fp32. Adding 0x7FFF, or 0x8000 to an odd half, rounds to even.
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -71,6 +74,7 @@ def _as_bf16(x):
 
 @triton.jit
 def _from_bf16(bits):
+    """Return the fp32 numbers with these bits of bf16."""
     return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
 
 
@@ -224,24 +228,30 @@ class Kernels:
     def scales(self, squares: torch.Tensor) -> torch.Tensor:
         return squares
 
+    @property
+    def _tile_values(self) -> int:
+        """Return the number of values of a tile."""
+        return math.lcm(BLOCK, self.codec.packed)
+
     def _make_constants(self, squares: Optional[torch.Tensor]) -> Dict[str, Any]:
-        """Return the constants with which Triton compiles a kernel."""
+        """Return the constants with which Triton compiles a kernel. The head of this file explains
+        them."""
         codec = self.codec
-        lanes = math.lcm(BLOCK, codec.packed) // codec.packed
         return {
             "HAS_SCALES": squares is not None,
             "LEVELS": codec.levels,
             "DISTANCE": codec.level_distance(squares is not None),
             "PACKED": codec.packed,
             "RADIX": codec.radix,
-            "LANES": lanes,
-            "BLOCKS": lanes * codec.packed // BLOCK,
+            "LANES": self._tile_values // codec.packed,
+            "BLOCKS": self._tile_values // BLOCK,
             "PLACES": triton.next_power_of_2(codec.packed),
             "enable_fp_fusion": False,  # fused, a multiplication and an addition round only once
         }
 
     def _count_tiles(self, values: int) -> int:
-        return values // math.lcm(BLOCK, self.codec.packed)
+        """Return the number of tiles of a shard with this number of values."""
+        return values // self._tile_values
 
     # The following methods have the shapes and results of those of codec.Operations. A kernel that
     # gets no scales does not read the tensor in their place, but needs some tensor.
@@ -306,9 +316,11 @@ def try_out(codec: Codec, learns: bool, device: torch.device) -> Kernels:
     """Compile a codec's kernels and compare them with plain operations on random values. Raises
     ArithmeticError if results differ, or Triton's exceptions if they cannot be compiled."""
     kernels, plain, ranks = Kernels(codec), Operations(codec), 2
+    # Two ranks with a shard of UNIT values each. `code_errors` and `sum_errors`: the earlier errors
+    # of these two stages.
     generator = torch.Generator().manual_seed(0)
-    # `errors`: of the stages `code` and `sum`.
-    gradients, *errors = torch.randn(3, ranks * UNIT, generator=generator).to(device)
+    random_rows = torch.randn(3, ranks * UNIT, generator=generator).to(device)
+    gradients, code_errors, sum_errors = random_rows
     squares = torch.rand(ranks * UNIT, generator=generator).to(device) if learns else None
     new_errors = torch.empty_like(gradients)
     scales = None if squares is None else plain.scales(squares)
@@ -318,16 +330,18 @@ def try_out(codec: Codec, learns: bool, device: torch.device) -> Kernels:
         row_scales = None if scales is None else scales[: values.numel()].view(len(coded), -1)
         rows = codec.decode(coded, UNIT, row_scales)
         difference = rows.view(-1) + new_errors[: rows.numel()] - values
-        if not float(difference.abs().max()) < 1e-5:  # also for NaN
+        # 1e-5 is far more than fp32 loses, and far less than the distance of two levels. `not <`
+        # also finds NaN.
+        if not float(difference.abs().max()) < 1e-5:
             raise ArithmeticError("codes plus rounding errors differ from the values")
 
-    coded = kernels.code(gradients, errors[0], new_errors, squares, ranks)
-    check_sum(coded, gradients + errors[0])
+    coded = kernels.code(gradients, code_errors, new_errors, squares, ranks)
+    check_sum(coded, gradients + code_errors)
     shard_squares = None if squares is None else squares[:UNIT]
     shard_scales = None if scales is None else scales[:UNIT].view(1, -1)
-    total = kernels.sum(coded, errors[1][:UNIT], new_errors[:UNIT], shard_squares)
+    total = kernels.sum(coded, sum_errors[:UNIT], new_errors[:UNIT], shard_squares)
     decoded = codec.decode(coded, UNIT, shard_scales)
-    check_sum(total[None], errors[1][:UNIT] + decoded.sum(0))
+    check_sum(total[None], sum_errors[:UNIT] + decoded.sum(0))
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         results = []
         for coding, coding_scales in ((kernels, squares), (plain, scales)):

@@ -12,7 +12,7 @@ from tests.gpu.jobs import options_of, that_torch_has
 from tests.trainer_ranks import run_ranks
 from tests.unit.trainer.sync_ranks import Steps
 
-SPECS = [one.for_family(strategies.SGD).spec for one in strategies.usual()]
+SPECS = [one.for_family(strategies.SGD).spec for one in strategies.list_usual()]
 SPECS += ["ef:5:own"]
 SPECS = that_torch_has(SPECS)
 # Of the sum of gradients, which of one rank is its own.

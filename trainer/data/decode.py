@@ -27,7 +27,7 @@ from PIL.TiffImagePlugin import (
     TiffImageFile,
 )
 
-from contract.layout import FAILING, pointer_kind
+from contract.layout import FAILING, describe_pointer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -347,7 +347,7 @@ def _open(file: Union[BinaryIO, Path]) -> Image.Image:
         with file.open("rb") if isinstance(file, Path) else file as opened:
             opened.seek(0)
             begin = opened.read(1024)
-        if kind := pointer_kind(begin):
+        if kind := describe_pointer(begin):
             raise BadImage(f"a pointer of {kind}") from error
         name = UNREAD_FORMATS.get(begin[4:12])
         reason = f"{name}, a format that Tandem cannot read: convert it" if name else "not an image"

@@ -42,9 +42,9 @@ def numbers(levels: int) -> torch.Tensor:
 @pytest.mark.parametrize("spec", BITS)
 def test_the_codec_rounds_as_in_the_runs_of_the_study(spec):
     strategy = parse(spec)
-    codec, own = CODECS[int(strategy.arguments[0])], None
+    codec, own = CODECS[strategy.levels], None
     rows = numbers(2 * codec.levels + 1)
-    if strategy.arguments[1] == OWN:
+    if strategy.scale == OWN:
         rows = rows.round().clamp(-63, 63)  # whose squares add up to the same in any order
         own = 0.5 ** (torch.arange(UNIT) % 3).view(1, -1)
     bits = codec.decode(codec.encode(rows, own), UNIT, own).numpy().tobytes()

@@ -98,11 +98,13 @@ def test_two_classes_that_look_the_same_are_said(tmp_path):
 def test_names_that_are_quoted_are_read_by_bash(tmp_path):
     for name in ("a b", "it's", "\\", "new\nline", os.fsdecode(b"caf\xe9"), "\u00e9'\\", "-x"):
         printed = subprocess.run(
-            ["bash", "-c", f"printf %s {layout._quoted(name)}"], capture_output=True, check=True
+            ["bash", "-c", f"printf %s {layout._quote_for_bash(name)}"],
+            capture_output=True,
+            check=True,
         ).stdout
         assert printed == os.fsencode(name)
-        assert layout._quoted(name).isprintable()
-    assert shlex.split(layout._quoted("a b")) == ["a b"]
+        assert layout._quote_for_bash(name).isprintable()
+    assert shlex.split(layout._quote_for_bash("a b")) == ["a b"]
 
 
 def test_all_files_of_a_folder_are_listed_and_again_when_a_folder_has_changed(tmp_path):
@@ -117,7 +119,7 @@ def test_all_files_of_a_folder_are_listed_and_again_when_a_folder_has_changed(tm
         file.truncate(1 << 40)
 
     def read():
-        return layout.listings(root, cache, kind=layout.FILES)[layout.FILES]
+        return layout.read_listings(root, cache, kind=layout.FILES)[layout.FILES]
 
     first = read()
     sizes = 7 + (1 << 40) + sum((root / name).stat().st_size for name in ("a/1.txt", ".hidden"))

@@ -131,7 +131,7 @@ def test_before_the_first_frame_and_after_the_last_one_nothing_comes(sent, why):
 def test_before_a_guard_has_said_hello_all_is_text():
     frames = Frames(RANKS)
     assert list(frames.feed(wire(GOOD[0]) + b'{"x\n')) == []
-    assert frames.rest().endswith('{"x')
+    assert frames.unframed_text().endswith('{"x')
 
 
 @pytest.mark.parametrize("size", [1, 7])
@@ -143,7 +143,7 @@ def test_frames_do_not_depend_on_the_pieces(size):
         found += frames.feed(data[start : start + size])
     kinds = ["hello", "log", "beat"]
     assert [(frame.type, rest) for frame, rest in found] == list(zip(kinds, (b"", payload, b"")))
-    assert frames.rest() == "welcome to node1"
+    assert frames.unframed_text() == "welcome to node1"
 
 
 def test_what_no_shape_has_is_left_out_and_every_text_can_be_written():

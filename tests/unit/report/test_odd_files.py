@@ -24,7 +24,7 @@ from launcher.watch import attempts
 from report import files, read
 from report.__main__ import main
 from report.analysis import analyse
-from report.figures import MOST_THINGS
+from report.figures import MOST_DEVICES
 from report.status import Follower, machine_document, section_of
 from report.text import section_lines
 from tests.fuzz import PLAIN, WHOLE, damaged, many, odd
@@ -273,8 +273,8 @@ def test_of_a_machine_so_many_devices_are_read(tmp_path):
         [one for one in of if one.host == "node1"]
         for of in (uses.gpus, uses.disks, uses.shares, uses.networks)
     )
-    assert [int(one.name) for one in gpus] == [*range(99 - MOST_THINGS, MOST_THINGS)]
-    assert len(disks) == len(shares) == MOST_THINGS
+    assert [int(one.name) for one in gpus] == [*range(99 - MOST_DEVICES, MOST_DEVICES)]
+    assert len(disks) == len(shares) == MOST_DEVICES
     assert len(networks[0].sent_to) == MOST_PEERS
 
 

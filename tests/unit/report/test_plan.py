@@ -7,7 +7,7 @@ import pytest
 
 from contract import prices
 from contract.runs import prediction_path, run_id
-from contract.strategies import Payload, Phases, parse, usual
+from contract.strategies import Payload, Phases, list_usual, parse
 from launcher import cli
 from launcher.options import new_config
 from report import formulas, published_speeds
@@ -64,7 +64,7 @@ def test_plan_from_one_node_tells_the_truth_about_four(tmp_path, capsys):
     assert document["images_per_second"] == pytest.approx(128 / (0.128 + waited), rel=1e-3)
     assert {(row["nodes"], row["sync"]) for row in document["rows"]} == {
         (1, "allreduce"),
-        *((n, strategy.spec) for n in (2, 3, 4) for strategy in usual()),
+        *((n, strategy.spec) for n in (2, 3, 4) for strategy in list_usual()),
     }
 
 
@@ -211,7 +211,7 @@ def test_a_plan_is_twelve_rows_at_most_and_all_of_them_when_asked(capsys, nodes,
     rows, every = rows_in(out), rows_in(on_paper(capsys, *words, "--all"))
     assert len(rows) <= 12
     assert {row[0] for row in rows} >= {"1", str(nodes)}
-    left = 1 + (nodes - 1) * len(usual()) - len(rows)
+    left = 1 + (nodes - 1) * len(list_usual()) - len(rows)
     assert len(every) == left + len(rows)
     assert all(row in every for row in rows)
     assert (f"ALL=1 shows {left} more rows." in out) is (left > 0)

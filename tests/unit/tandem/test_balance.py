@@ -12,7 +12,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 import tandem
-from contract.decisions import VARIABLE, Measurements
+from contract.decisions import MEASURED_VARIABLE, Measurements
 from contract.errors import UserError
 from tandem import balance, sync, timings
 from tests.trainer_ranks import lines, run_ranks
@@ -26,7 +26,12 @@ def on_nodes(monkeypatch, tmp_path, rank=0, world=2, **measured):
     """This process is a rank to which the launcher sent these measurements."""
     path = tmp_path / "measured.json"
     path.write_text(json.dumps(Measurements(**measured).document()))
-    for name, value in ((VARIABLE, path), ("RANK", rank), ("WORLD_SIZE", world), ("LOCAL_RANK", 0)):
+    for name, value in (
+        (MEASURED_VARIABLE, path),
+        ("RANK", rank),
+        ("WORLD_SIZE", world),
+        ("LOCAL_RANK", 0),
+    ):
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(balance, "_state", None)
 
@@ -84,7 +89,7 @@ def test_the_ranks_get_equally_many_batches_of_all_samples(
     assert len(samples) == len(set(samples)) == used
     assert len(batches[0][0]) > len(batches[1][0])
     # Other machines divide the same batches.
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(MEASURED_VARIABLE)
     monkeypatch.setattr(balance, "_state", None)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
@@ -98,7 +103,7 @@ EPOCHS, SAMPLES, BATCH = 5, 156, 16  # ten steps an epoch, the last one of 12 sa
 
 def trained(output, way, accumulate, workers):
     """The weights after 50 steps, by `sync.attach` or by `tandem.weigh` with DDP alone."""
-    os.environ.update({"TANDEM_OUTPUT": output, VARIABLE: f"{output}/measured.json"})
+    os.environ.update({"TANDEM_OUTPUT": output, MEASURED_VARIABLE: f"{output}/measured.json"})
     loop.joined()
     return train(way, accumulate, workers)
 

@@ -264,7 +264,7 @@ def test_every_command_that_is_printed_can_be_typed():
     """In backticks stands what can be typed; a variable stands nowhere else."""
     seen = 0
     for path, text in printed():
-        for command in verbs.commands(text):
+        for command in verbs.find_commands(text):
             verb, *words = shlex.split(re.sub(r"<[^>]*>", "x", command))
             if verb == "help":
                 assert set(words) < set(verbs.VERBS)

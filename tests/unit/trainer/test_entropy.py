@@ -18,7 +18,7 @@ def sums(every):
     """For each of `every`, what came of steps in which transfers are as slow, by this rank, as it
     has it: the sums, bytes sent a step before and after ranks decide, and what is said. None:
     without zstandard."""
-    feedback.TRIAL = TRIAL
+    feedback.TRIAL_STEPS = TRIAL
     world = start(Options())
     between = Between(world)
     return [sums_with(gains[world.rank], world, between) for gains in every]

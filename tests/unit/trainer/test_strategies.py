@@ -3,7 +3,7 @@
 import pytest
 
 from contract.options import Options
-from contract.strategies import RULES, Payload, parse, ring_bytes, usual
+from contract.strategies import RULES, Payload, list_usual, parse, ring_bytes
 from tandem.sync import KINDS
 
 RESNET50 = Payload(25_557_032 * 4)
@@ -14,7 +14,7 @@ def test_each_entry_has_its_code():
 
 
 def test_only_the_sum_in_the_gradients_own_precision_is_called_exact():
-    assert [strategy.spec for strategy in usual() if strategy.exact] == ["allreduce"]
+    assert [strategy.spec for strategy in list_usual() if strategy.exact] == ["allreduce"]
 
 
 @pytest.mark.parametrize(
