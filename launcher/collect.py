@@ -38,7 +38,7 @@ from launcher.machines.engine import (
 )
 
 CHECKPOINT = re.compile(r"step-([0-9]{1,18})\.pt")  # step-1200.pt, as the trainer names it
-LIST_SECONDS = 20.0
+LIST_SECONDS = 20.0  # for a machine's list of checkpoints
 # At least MIN_BYTES have to arrive in each SLOWEST_SECONDS, so a file of n MiB takes n / 4 + 1
 # minutes at most, whoever sends it. (Eight machines that share 10 Mbit/s have 9 MiB a minute each.)
 SLOWEST_SECONDS, MIN_BYTES = 60.0, 4 * MIB
@@ -52,13 +52,13 @@ SEND = (
     'test -e "$2" || test -L "$2" || exit 3; test -f "$2" && test ! -L "$2" || exit 4; '
     'test -r "$2" || exit 5; exec 3<"$2"; echo tandem-file; tail -c "+$4" <&3 | head -c "$3"'
 )
-ABSENT, IRREGULAR, UNREADABLE = 3, 4, 5  # exit codes of SEND
+ABSENT, IRREGULAR, UNREADABLE = 3, 4, 5  # the exit codes of SEND, if it sends no file
 # These errors are about a file's name; a disk that works gives them, too.
 NAME_ERRORS = (
     *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG),
     *(errno.EINVAL, errno.EILSEQ),
 )
-# Checkpoints leave this much of the control node's disk to the last logs and records of the run.
+# Bytes of the control node's disk that checkpoints leave to the last logs and records of the run.
 DISK_RESERVE = 256 * MIB
 
 
@@ -81,8 +81,9 @@ class Unwritable(Exception):
 # ---- records ----
 
 
-def recorded_files(host: str, attempts: list[dict[str, Any]]) -> list[str]:
-    """List the names of the files that a machine may have written, below the run's folder."""
+def list_record_files(host: str, attempts: list[dict[str, Any]]) -> list[str]:
+    """List the names of the files that a machine may have written, below the run's folder.
+    `attempts`: those of attempts.json."""
     names = []
     # A name has the number of a rank, and a machine may have other ranks in each attempt.
     for entry in attempts:
@@ -109,16 +110,19 @@ def fetch_records(
     each file that did not arrive. Raises Unwritable."""
 
     def fetch_from(host: str) -> list[str]:
-        names = [f"nodes/{host}/{name}" for name in extra_files] + recorded_files(host, attempts)
-        source = (nodes[host], run_folders[host])
-        return fetch_each(host, names, lambda name: fetch_record(*source, name, folder, max_bytes))
+        node, run_folder = nodes[host], run_folders[host]
+        names = [f"nodes/{host}/{name}" for name in extra_files]
+        names += list_record_files(host, attempts)
+        return fetch_each(
+            host, names, lambda name: fetch_record(node, run_folder, name, folder, max_bytes)
+        )
 
     return map_hosts(run_folders, fetch_from, nodes)
 
 
 def fetch_record(node: Node, run_folder: str, name: str, folder: Path, max_bytes: int) -> list[str]:
-    """Copy what the run's `folder` lacks of a record. Returns a sentence if `max_bytes` cut the
-    record short. Raises NotCopied, Unwritable."""
+    """Copy what the run's `folder` lacks of a record. Returns [], or a sentence if `max_bytes` cut
+    the record short. Raises NotCopied, Unwritable."""
     target, source = folder / name, f"{run_folder}/{name}"
     # The first lines of a record are useful without the last ones; half of a JSON file is not.
     has_lines = not name.endswith(".json")
@@ -130,24 +134,25 @@ def fetch_record(node: Node, run_folder: str, name: str, folder: Path, max_bytes
         size = receive_file(node, run_folder, name, fresh, limit, begin)
         if size is None:
             return []
-        lines = []
+        sentences = []
         if size > limit:
-            # These words stand in the middle of two sentences.
+            # These words stand in the middle of both sentences below.
             excess = f"larger than {max_bytes // MIB} MiB (KEEP= raises this limit); the whole file"
             if not has_lines:
                 raise NotCopied(f"it is {excess} is {source} on that machine")
-            # Cut the file after its last complete line, which ends within its last MiB.
+            # Cut the file after its last complete line. Lines are far shorter than 1 MiB, so that
+            # line ends within the last MiB.
             with fresh.open("r+b") as file:
                 near_end = max(0, limit - MIB)
                 file.seek(near_end)
                 file.truncate(near_end + file.read(limit - near_end).rfind(b"\n") + 1)
-            lines.append(
+            sentences.append(
                 f"{node.host.name}: only the beginning of {name} was copied: it is {excess} is "
                 f"{source} on that machine."
             )
         if not begin:
             move_in(fresh, folder, name)
-            return lines
+            return sentences
         # Add all of the fetched bytes to the end of the copy, or none: half a line is no record.
         descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(descriptor, "wb") as file, fresh.open("rb") as arrived:
@@ -158,7 +163,7 @@ def fetch_record(node: Node, run_folder: str, name: str, folder: Path, max_bytes
             except OSError:
                 os.ftruncate(descriptor, old_size)
                 raise
-        return lines
+        return sentences
 
 
 # ---- machine by machine, file by file ----
@@ -172,7 +177,7 @@ def map_hosts(
     # Eight at a time: all files arrive over the control node's one cable, on its one disk.
     with ThreadPoolExecutor(max_workers=8) as pool:
         try:
-            return [line for lines in pool.map(fetch, hosts) for line in lines]
+            return [sentence for sentences in pool.map(fetch, hosts) for sentence in sentences]
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             close_all(nodes)
@@ -180,27 +185,27 @@ def map_hosts(
 
 
 def fetch_each(host: str, names: Iterable[str], fetch: Callable[[str], list[str]]) -> list[str]:
-    """Call `fetch` for each of a machine's files, until the machine is lost. Returns its sentences,
-    and a sentence for each file that did not arrive. Raises Unwritable."""
-    lines: list[str] = []
+    """Call `fetch` for each of a machine's files, until the machine is lost. Returns the sentences
+    of `fetch`, and a sentence for each file that did not arrive. Raises Unwritable."""
+    sentences: list[str] = []
     for name in names:
         try:
-            lines += fetch(name)
+            sentences += fetch(name)
         except MachineLost as error:
-            return [*lines, f"{host}: {name} and later files were not copied: {error}."]
+            return [*sentences, f"{host}: {name} and later files were not copied: {error}."]
         except Unwritable:
             raise
         except Exception as error:  # whatever this machine's answer breaks concerns only its files
             reason = error if isinstance(error, NotCopied) else error_location(error)
-            lines.append(f"{host}: {name} was not copied: {reason}.")
-    return lines
+            sentences.append(f"{host}: {name} was not copied: {reason}.")
+    return sentences
 
 
 @contextlib.contextmanager
 def staging(folder: Path) -> Iterator[Path]:
-    """Make an empty folder next to the run's files, and remove it after the body. Raises Unwritable
-    for every OSError: receive_file turns a machine's errors into NotCopied, so only the control
-    node's disk raises OSError here."""
+    """Make an empty folder next to the run's files, and remove it after the `with` block. Raises
+    Unwritable for every OSError in the block: receive_file turns a machine's errors into NotCopied,
+    so that only the control node's disk raises OSError there."""
     scratch = None
     try:
         scratch = tempfile.mkdtemp(prefix=".collect-", dir=folder)
@@ -217,16 +222,17 @@ def move_in(fresh: Path, folder: Path, name: str) -> None:
     name that this disk cannot have: a machine may call a folder what was a file before."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        base = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:  # below this descriptor, since a path from / would be too long for some names
+        # Names are relative to a descriptor, since a path from / would be too long for some names.
+        base_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
             # For a/b/c.pt the parents are a/b, a and `.`: make a first, and then a/b.
             *parents, _current = PurePosixPath(name).parents
             for parent in reversed(parents):
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(parent, dir_fd=base)
-            os.replace(fresh, name, dst_dir_fd=base)
+                    os.mkdir(parent, dir_fd=base_fd)
+            os.replace(fresh, name, dst_dir_fd=base_fd)
         finally:
-            os.close(base)
+            os.close(base_fd)
     except OSError as error:
         if error.errno not in NAME_ERRORS:
             raise
@@ -238,9 +244,10 @@ def move_in(fresh: Path, folder: Path, name: str) -> None:
 def receive_file(
     node: Node, folder: str, name: str, target: Path, limit: int, begin: int = 0
 ) -> int | None:
-    """Write a machine's file, from byte `begin` on, to `target`, at most one byte more than
-    `limit`: this byte shows that the file is larger. Returns the bytes written, None if the machine
-    has no such file. Raises NotCopied, and OSError if `target` cannot be written."""
+    """Write a machine's file, from byte `begin` (0 or more) on, to the new file `target`. Writes at
+    most one byte more than `limit`, which shows that the file is larger. Returns the bytes written,
+    or None if the machine has no such file. Raises NotCopied, and OSError if `target` cannot be
+    written."""
     try:
         words = [folder, name, str(limit + 1), str(begin + 1)]
         process = node.start(["sh", "-c", SEND, "sh", *words])
@@ -269,10 +276,11 @@ def receive_file(
 
 
 def read_content(process: Process) -> Iterator[bytes]:
-    """Yield what a process prints after MARK, piece by piece. Raises NotCopied."""
+    """Yield what a process of SEND prints after MARK, piece by piece. Raises NotCopied, also for an
+    OSError of the connection: receive_file raises OSError only for its `target`."""
     greeting, has_begun = b"", False
     try:
-        for piece in stream_output(process, SLOWEST_SECONDS, renewed=MIN_BYTES):
+        for piece in stream_output(process, SLOWEST_SECONDS, renewal_bytes=MIN_BYTES):
             if not has_begun:
                 # The mark may arrive in two pieces, so all pieces so far are searched for the mark.
                 greeting, mark, piece = (greeting + piece).partition(MARK)
@@ -292,13 +300,15 @@ def fetch_file(node: Node, run_folder: str, name: str, folder: Path) -> list[Pat
     """Copy one file of the run, and return its path; [] if the machine does not have it. Raises
     TooLarge, NotCopied, Unwritable."""
     with staging(folder) as scratch:
-        room = max(0, shutil.disk_usage(folder).free - DISK_RESERVE)
+        room_bytes = max(0, shutil.disk_usage(folder).free - DISK_RESERVE)
         fresh = scratch / "file"
-        size = receive_file(node, run_folder, name, fresh, room)
+        size = receive_file(node, run_folder, name, fresh, room_bytes)
         if size is None:
             return []
-        if size > room:
-            raise TooLarge(f"the control node has only {room // MIB} MiB for {Path(name).name}")
+        if size > room_bytes:
+            raise TooLarge(
+                f"the control node has only {room_bytes // MIB} MiB for {Path(name).name}"
+            )
         move_in(fresh, folder, name)
     return [folder / name]
 
@@ -309,7 +319,8 @@ def fetch_file(node: Node, run_folder: str, name: str, folder: Path) -> list[Pat
 def list_checkpoints(
     nodes: dict[str, Node], run_folders: Mapping[str, str]
 ) -> dict[str, list[str]]:
-    """Return the names of the checkpoints that each machine holds."""
+    """Return the names of the files in each machine's folder of checkpoints, by machine. Machines
+    that do not answer are missing."""
     # Sizes are not asked for: a size that a machine states would not be believed.
     names = {}
     for host, folder in run_folders.items():
@@ -327,7 +338,7 @@ def list_checkpoints(
 def newest_by_host(names: Mapping[str, list[str]]) -> dict[str, str]:
     """Return the name of the newest checkpoint of each machine that has any. The machine with the
     newest of all comes first."""
-    newest: dict[str, tuple[int, str]] = {}
+    newest: dict[str, tuple[int, str]] = {}  # {machine: (step, name of the file)}
     for host, host_names in names.items():
         matches = [match for name in host_names if (match := CHECKPOINT.fullmatch(name))]
         if matches:
@@ -360,10 +371,10 @@ def fetch_best_and_newest(
     # A machine may claim a checkpoint that it does not have, or send an endless file. So the
     # machines are tried in turn, until one delivers its newest checkpoint.
     for host, newest in newest_by_host(names).items():
-        files = [newest, *(["best.pt"] if "best.pt" in names[host] else [])]
-        paths_below_run = [f"checkpoints/{host}/{file}" for file in files]
-        problems += fetch_each(host, paths_below_run, functools.partial(fetch, host))
-        if folder / paths_below_run[0] in paths:
+        newest_path = f"checkpoints/{host}/{newest}"  # below the run's folder
+        best_paths = [f"checkpoints/{host}/best.pt"] if "best.pt" in names[host] else []
+        problems += fetch_each(host, [newest_path, *best_paths], functools.partial(fetch, host))
+        if folder / newest_path in paths:
             break
     if no_room and not paths:
         raise Unwritable(str(no_room[-1]))
@@ -378,17 +389,18 @@ def pass_on_newest(
 ) -> bool:
     """Fetch the trainer's newest checkpoint from one of these machines, and `give` the file, with
     its size and its name, to another machine. Returns whether one arrived. Raises Unwritable."""
+    # A machine may not have what it lists, so the next one is tried then.
     newest = newest_by_host(list_checkpoints(nodes, run_folders))
     for host, name in newest.items():
-        room = max(0, disk_free() - DISK_RESERVE)
+        room_bytes = max(0, disk_free() - DISK_RESERVE)
         path = f"checkpoints/{host}/{name}"
         with staging(folder) as scratch:
             fresh = scratch / "file"
             try:
-                size = receive_file(nodes[host], run_folders[host], path, fresh, room)
+                size = receive_file(nodes[host], run_folders[host], path, fresh, room_bytes)
             except NotCopied:
                 continue
-            if size and size <= room:
+            if size and size <= room_bytes:
                 give(fresh, size, name)
                 return True
     return False
@@ -401,7 +413,7 @@ def fetch_results(
     names: list[str],
     folder: Path,
 ) -> tuple[list[str], bool]:
-    """Copy the files that the trainer wrote on `host` for --predict and --extract. Returns
+    """Copy the files `names` that the trainer wrote on `host` for --predict and --extract. Returns
     sentences on all files, and whether all arrived. Raises Unwritable."""
     paths: list[Path] = []
 

@@ -117,7 +117,7 @@ def propose_line(server: Server, used_names: Collection[str]) -> tuple[str, str]
     lines = [
         line for line in load_known_hosts(ssh.KNOWN_HOSTS) if line.entry.key.asbytes() == server.key
     ]
-    is_known = bool(lines) and not any(line.revoked for line in lines)
+    is_known = bool(lines) and not any(line.is_revoked for line in lines)
     # known_hosts may have only a hash of the name. A machine without a usable name is called by its
     # address: pc7 for 192.168.1.7.
     hostnames = [name for line in lines for name in line.entry.hostnames] if is_known else []

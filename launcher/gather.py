@@ -36,7 +36,7 @@ def gather_files(config: Config, terminal: Terminal) -> list[Path]:
             machines = look.open_and_probe(hosts, Needs(config, program))
         try:
             # Wheels are made for one version of Python, so no bundle would suit all machines.
-            if differing := judge.python(machines):
+            if differing := judge.compare_pythons(machines):
                 raise Refused(differing)
             with waiting(terminal, f"downloading the packages of {program.typed}"):
                 environment = environment_of(machines)

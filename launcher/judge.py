@@ -24,12 +24,12 @@ DISK_LOW = 1 << 30  # bytes free, below which a run is refused unless forced
 DISK_FULL = 64 << 20  # bytes free, below which no run can train
 
 
-def problems(machines: OpenMachines, needs: Needs, control: ControlFacts) -> list[Problem]:
+def find_problems(machines: OpenMachines, needs: Needs, control: ControlFacts) -> list[Problem]:
     """Return everything that is wrong with these machines for this run, except the connections
     between them."""
     hosts, facts, program = machines.hosts, machines.facts, needs.program
     node_devices: dict[str, devices.NodeDevices] = {}
-    findings = master(hosts)  # torch's MASTER_ADDR, which is the address of node 0
+    findings = check_master_address(hosts)
     if control.disk_free < DISK_LOW:  # logs, records and checkpoints come to the control node
         code = "control-disk-full" if control.disk_free < 2 * DISK_FULL else "control-disk-low"
         findings.append(problem(code, free=control.disk_free >> 20))
@@ -38,7 +38,7 @@ def problems(machines: OpenMachines, needs: Needs, control: ControlFacts) -> lis
     except Refused as refused:
         findings += refused.reasons
     # Each machine by itself. Ten machines with the same problem get one sentence.
-    machine_problems = []
+    machine_problems: list[Problem] = []
     for host in hosts:
         node_facts = facts[host.name]
         # A machine may have GPUs that nobody has found: a driver that fails hides them, and if
@@ -46,28 +46,29 @@ def problems(machines: OpenMachines, needs: Needs, control: ControlFacts) -> lis
         has_gpus = host.name not in node_devices or node_devices[host.name].kind == "cuda"
         may_have_gpus = has_gpus or bool(node_facts.gpus.error)
         on_gpus = may_have_gpus and devices.wants_gpus(host, program.device)
-        machine_problems += [*_software(host, node_facts, on_gpus), *data(host, node_facts, needs)]
-        machine_problems += _state(host, node_facts, needs.run, on_gpus)
-    findings += [*merge_problems(machine_problems), *versions(machines), *same_data(machines)]
-    findings += merge_problems([*missing_data(machines, control.sources)])
+        machine_problems += _check_software(host, node_facts, on_gpus)
+        machine_problems += check_data(host, node_facts, needs)
+        machine_problems += _check_state(host, node_facts, needs.run, on_gpus)
+    findings += merge_problems(machine_problems)
+    # The machines compared with each other, and with the sources of their data.
+    findings += [*compare_versions(machines), *compare_data(machines)]
+    findings += merge_problems([*compare_with_sources(machines, control.sources)])
     # What the program imports, and its layer: the packages that are sent with it.
     if needs_layer(program, machines):
-        findings += python(machines)
+        findings += compare_pythons(machines)
     for host in hosts:
-        # Packages of the machine's environment on which the layer builds.
-        lacks = program.layer and program.layer.differs(facts[host.name].distributions)
-        if lacks:
-            findings.append(problem("script-stack", host, lacks=", ".join(lacks)))
+        # The layer builds on packages of the machine's environment, which may be other ones.
+        differing = program.layer and program.layer.differs(facts[host.name].distributions)
+        if differing:
+            findings.append(problem("script-stack", host, lacks=", ".join(differing)))
     # A missing module never blocks: the launcher has read the program, not run it, and the program
     # may find its modules in another way.
     imports = []
     for host in hosts:
         missing = [name for name in program.modules if name in facts[host.name].missing]
         if missing:
-            names, python_path = ", ".join(missing), host.env_python
-            imports.append(
-                problem("imports", host, program=program.typed, missing=names, python=python_path)
-            )
+            values = {"missing": ", ".join(missing), "python": host.env_python}
+            imports.append(problem("imports", host, program=program.typed, **values))
     findings += merge_problems(imports)
     # For machines that cannot train, their precision would only add a second message.
     if not any(entry.blocks is ALWAYS for entry in findings):
@@ -80,9 +81,9 @@ def problems(machines: OpenMachines, needs: Needs, control: ControlFacts) -> lis
     return findings
 
 
-def master(hosts: Sequence[Host]) -> list[Problem]:
-    """Refuse a loopback address of node 0, which on every other machine means that machine itself.
-    If all addresses are loopback addresses, all nodes are on one PC."""
+def check_master_address(hosts: Sequence[Host]) -> list[Problem]:
+    """Refuse a loopback address of node 0, which is torch's MASTER_ADDR: on every other machine it
+    means that machine itself. If all addresses are loopback addresses, all nodes are on one PC."""
     addresses = [ipaddress.ip_address(host.address) for host in hosts]
     if not addresses or not addresses[0].is_loopback or all(ip.is_loopback for ip in addresses):
         return []
@@ -92,14 +93,15 @@ def master(hosts: Sequence[Host]) -> list[Problem]:
 # ---- one machine by itself ----
 
 
-def _software(host: Host, facts: NodeFacts, on_gpus: bool) -> Iterator[Problem]:
-    """Name the first thing that a machine's software lacks: later ones may follow from it."""
+def _check_software(host: Host, facts: NodeFacts, on_gpus: bool) -> Iterator[Problem]:
+    """Name the first thing that a machine's software lacks: others may follow from it."""
     missing = [name for name in ("torch", "torchvision") if not getattr(facts.versions, name)]
     error = facts.gpus.error
     if missing:
-        lacks = " and ".join(missing)
-        yield problem("torch-missing", host, missing=lacks, python=host.env_python)
+        names = " and ".join(missing)
+        yield problem("torch-missing", host, missing=names, python=host.env_python)
     elif error and on_gpus:
+        # nvidia-smi says so if the driver was upgraded, but the old one is still loaded.
         code = "driver-upgraded" if "version mismatch" in error else "driver-fails"
         yield problem(code, host, error=error)
     elif not facts.toolkit:
@@ -108,7 +110,7 @@ def _software(host: Host, facts: NodeFacts, on_gpus: bool) -> Iterator[Problem]:
         yield problem("guard-python-missing", host, python=host.engine.guard_python)
 
 
-def data(host: Host, facts: NodeFacts, needs: Needs) -> Iterator[Problem]:
+def check_data(host: Host, facts: NodeFacts, needs: Needs) -> Iterator[Problem]:
     """Name why a machine's data folder is missing or is not a data set (contract/layout.py)."""
     folder, answer = host.data_path(needs.config.data), facts.data
     if folder and not answer.exists:
@@ -118,13 +120,12 @@ def data(host: Host, facts: NodeFacts, needs: Needs) -> Iterator[Problem]:
         name, is_local = Path(folder).name, host.engine.is_local
         # Provisioning copies data to other machines only: on the control node the user puts the
         # data in place.
-        copies_them = " (data_sets in group_vars/all.yml copies them to the machines)"
-        hint = "" if is_local else copies_them
+        hint = "" if is_local else " (data_sets in group_vars/all.yml copies them to the machines)"
         remedy = f"correct DATA, or put class folders into its folders train and val{hint}"
         if needs.program.data_kind == layout.FILES:
             entry = f"`data_sets: [{{name: {name}, kind: files}}]`"
-            copies_it = f": {entry} in group_vars/all.yml copies data/{name} to the machines"
-            remedy = f"correct DATA, or copy the folder{'' if is_local else copies_it}"
+            hint = f": {entry} in group_vars/all.yml copies data/{name} to the machines"
+            remedy = f"correct DATA, or copy the folder{'' if is_local else hint}"
         elif name == "digits":  # the small data set that Tandem makes itself
             remedy = host.engine.data_hint
         elif name == "imagenet":
@@ -141,7 +142,7 @@ def data(host: Host, facts: NodeFacts, needs: Needs) -> Iterator[Problem]:
             yield problem("data-note", host, note=listing.note)
 
 
-def _state(host: Host, facts: NodeFacts, run: str | None, on_gpus: bool) -> Iterator[Problem]:
+def _check_state(host: Host, facts: NodeFacts, run: str | None, on_gpus: bool) -> Iterator[Problem]:
     """Judge a machine's folder, disk and clock, and who uses the machine. Processes of an earlier
     attempt of `run` do not make it busy."""
     folder = facts.absolute(host.node_dir)
@@ -184,7 +185,7 @@ def needs_layer(program: Program, machines: OpenMachines) -> bool:
 
 
 def _list_differing(values: Mapping[str, str]) -> str:
-    """Return `2.1 (node1, node2), 2.2 (node3)` for the machines' values; "" if all are equal."""
+    """Return `2.1 (node1, node2), 2.2 (node3)` for {machine: value}; "" if all are equal."""
     groups: dict[str, list[str]] = {}
     for host, value in values.items():
         groups.setdefault(value, []).append(host)
@@ -196,8 +197,8 @@ def _list_differing(values: Mapping[str, str]) -> str:
 STACK = {"torch": "torch", "torchvision": "torchvision", "cuda": "torch's CUDA", "nccl": "NCCL"}
 
 
-def versions(machines: OpenMachines) -> list[Problem]:
-    """Name differences in torch's stack, the processors and the drivers."""
+def compare_versions(machines: OpenMachines) -> list[Problem]:
+    """Name differences in torch's stack, the processors' architectures and the drivers."""
     facts = {host.name: machines.facts[host.name] for host in machines.hosts}
     findings = []
     for name, label in STACK.items():
@@ -214,7 +215,7 @@ def versions(machines: OpenMachines) -> list[Problem]:
     return findings
 
 
-def python(machines: OpenMachines) -> list[Problem]:
+def compare_pythons(machines: OpenMachines) -> list[Problem]:
     """Refuse machines whose Pythons differ: no layer fits them all."""
     values = _list_differing(
         {host.name: machines.facts[host.name].python for host in machines.hosts}
@@ -222,7 +223,7 @@ def python(machines: OpenMachines) -> list[Problem]:
     return [problem("python-differs", values=values)] if values else []
 
 
-def same_data(machines: OpenMachines) -> list[Problem]:
+def compare_data(machines: OpenMachines) -> list[Problem]:
     """Name parts of the data that differ between machines."""
     findings = []
     # Data of the kind FILES have one listing, which has the name of the kind instead of a split's.
@@ -230,42 +231,49 @@ def same_data(machines: OpenMachines) -> list[Problem]:
         values = {}
         for host in machines.hosts:
             if listing := machines.facts[host.name].data.splits.get(split):
-                values[host.name] = f"{_word_size(listing)}, {listing.sha256[:8]}"
+                # The hash shows a difference of which the sizes say nothing.
+                values[host.name] = f"{_describe_size(listing)}, {listing.sha256[:8]}"
         if differing := _list_differing(values):
             # A script may want other files on each machine, such as shards.
             code = "files-differ" if split == layout.FILES else "data-differs"
-            findings.append(problem(code, what=_word_split(split), values=differing))
+            findings.append(problem(code, what=_describe_split(split), values=differing))
     return findings
 
 
-def _word_split(split: str) -> str:
+def _describe_split(split: str) -> str:
+    """Return what a listing is called in a sentence."""
     return "the data folder" if split == layout.FILES else f"the data's {split} folder"
 
 
-def _word_size(listing: Listing) -> str:
+def _describe_size(listing: Listing) -> str:
+    """Return the size of a listing, for people."""
     if listing.classes:
         return f"{pluralize(listing.images, 'image')} in {pluralize(listing.classes, 'class')}"
     # Without classes it lists files of any kind, which count as `images`.
     return f"{pluralize(listing.images, 'file')} of {listing.bytes:,} bytes"
 
 
-def missing_data(machines: OpenMachines, sources: Mapping[str, DataSource]) -> Iterator[Problem]:
+def compare_with_sources(
+    machines: OpenMachines, sources: Mapping[str, DataSource]
+) -> Iterator[Problem]:
     """Name machines whose data differ from their source: the folder that was copied to them, or the
     machine that shares its own."""
     for host in machines.hosts:
         if (source := sources.get(host.name)) is None:
             continue
         for split, listing in source.splits.items():
-            # `data` reports a machine without this split.
+            # `check_data` reports a machine without this split.
             local = machines.facts[host.name].data.splits.get(split, listing)
-            sizes = ((local.images, listing.images), (local.classes, listing.classes))
-            # In a folder of any files, a file may also be shorter.
-            lacks = any(count < total for count, total in (*sizes, (local.bytes, listing.bytes)))
-            if lacks or local.sha256 != listing.sha256:
-                values = {"own": _word_size(local), "whole": _word_size(listing)}
+            is_smaller = (
+                local.images < listing.images
+                or local.classes < listing.classes
+                or local.bytes < listing.bytes  # in a folder of any files, one may be shorter
+            )
+            if is_smaller or local.sha256 != listing.sha256:
+                values = {"own": _describe_size(local), "whole": _describe_size(listing)}
                 kind = "copy" if source.is_copied else "share"
-                code = f"{kind}-lacks" if lacks else f"{kind}-differs"
-                yield problem(code, host, what=_word_split(split), source=source.name, **values)
+                code = f"{kind}-lacks" if is_smaller else f"{kind}-differs"
+                yield problem(code, host, what=_describe_split(split), source=source.name, **values)
 
 
 def name_unreachable_pairs(

@@ -1,6 +1,6 @@
 """Asks all machines at once for the facts that a plan needs, and which peers each machine reaches.
 Also lists the data sets on the control node that machines have copies of. participants.py calls
-this module before each attempt; judge.py turns the answers into problems.
+this module before each attempt, and judge.py turns the answers into problems.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contract import layout, precisions
 from contract.errors import UserError
 from launcher.machines import engine, inventory
 from launcher.machines.engine import (
-    LARGEST,
+    MAX_ANSWER_BYTES,
     Host,
     MachineError,
     Node,
@@ -36,9 +36,9 @@ from launcher.problems import Problem, Refused, problem
 from launcher.program import Needs
 from launcher.remote import MARK, SECONDS, ask, find_answer, program
 
-FIRST_PORT, PORT_COUNT = 29500, 32
+FIRST_PORT, PORT_COUNT = 29500, 32  # the ports that a run may use: torch's default and more
 NO_STATUS = -1  # what paramiko returns if the connection ended before the command
-REACH_SECONDS = 15.0
+REACH_SECONDS = 15.0  # for a machine's answer about its peers
 # Up to this many machines, each tries to reach every other one. With more, n * n pairs would be too
 # many, so each tries only node 0 and its nearest neighbours.
 ALL_PAIRS = 16
@@ -93,7 +93,7 @@ def open_and_probe(
     hosts: list[Host], needs: Needs, *, without_missing: bool = False
 ) -> OpenMachines:
     """Connect to the machines and ask them for their facts. Raises UserError with a sentence on
-    each machine that did not answer; with `without_missing` these are `silent` instead."""
+    each machine that did not answer. If `without_missing`, these machines are `silent` instead."""
     nodes, failures = engine.open_all(hosts)
     try:
         if failures and not without_missing:
@@ -107,10 +107,24 @@ def open_and_probe(
         present = [host for host in hosts if host.name in nodes]
         questions = {host.name: make_question(host, present, needs) for host in present}
         facts, silent = ask_all(nodes, questions)
-        # One machine listed a share for all. Machines that see another folder there list it now.
-        if questions_again := _share_listings(facts, questions):
-            asked_nodes = {name: nodes[name] for name in questions_again}
-            more_facts, more_silent = ask_all(asked_nodes, questions_again)
+        # Of the machines that mount a share, one (`data_reader`) has listed it: the others get its
+        # listing. If the folders of the two changed at different times, they are not the same
+        # share, and the machine has to list its folder itself.
+        questions_again = {}
+        for name, question in questions.items():
+            reader, node_facts = facts.get(question["data_reader"]), facts.get(name)
+            if not question["data_reader"] or node_facts is None or not node_facts.data.exists:
+                continue
+            data = node_facts.data
+            if reader is None or reader.data.changed != data.changed:
+                questions_again[name] = {**question, "data_reader": ""}
+                facts.pop(name)
+            else:
+                data = structs.replace(data, splits=reader.data.splits, problem=reader.data.problem)
+                facts[name] = structs.replace(node_facts, data=data)
+        if questions_again:
+            nodes_again = {name: nodes[name] for name in questions_again}
+            more_facts, more_silent = ask_all(nodes_again, questions_again)
             facts, silent = {**facts, **more_facts}, {**silent, **more_silent}
         if silent and not without_missing:
             raise Refused([*silent.values()])
@@ -121,30 +135,9 @@ def open_and_probe(
         raise
 
 
-def _share_listings(
-    facts: dict[str, NodeFacts], questions: Mapping[str, Mapping[str, Any]]
-) -> dict[str, dict[str, Any]]:
-    """Give each machine that mounts a share the listing of the machine that read the share for all
-    (`data_reader`), in `facts`. If the folders of the two changed at different times, they are not
-    the same share: return the question to such a machine, which must list its folder itself."""
-    questions_again = {}
-    for name, question in questions.items():
-        reader, node_facts = facts.get(question["data_reader"]), facts.get(name)
-        if not question["data_reader"] or node_facts is None or not node_facts.data.exists:
-            continue
-        data = node_facts.data
-        if reader is None or reader.data.changed != data.changed:
-            questions_again[name] = {**question, "data_reader": ""}
-            facts.pop(name)
-        else:
-            data = structs.replace(data, splits=reader.data.splits, problem=reader.data.problem)
-            facts[name] = structs.replace(node_facts, data=data)
-    return questions_again
-
-
 def make_question(host: Host, hosts: Sequence[Host], needs: Needs) -> dict[str, Any]:
-    """Return the question for launcher/node/probe.py on one of these machines."""
-    ports, wanted_port = range(FIRST_PORT, FIRST_PORT + PORT_COUNT), needs.config.port
+    """Return the question for launcher/node/probe.py on `host`, one of these machines."""
+    ports, typed_port = range(FIRST_PORT, FIRST_PORT + PORT_COUNT), needs.config.port
     # A single machine is asked for the interface of its own address.
     peers = [peer.address for peer in hosts if peer.name != host.name] or [host.address]
     # The first of the machines that mount a share lists it for all; its server lists it, too.
@@ -156,15 +149,17 @@ def make_question(host: Host, hosts: Sequence[Host], needs: Needs) -> dict[str, 
     ]
     return {
         "peers": list(dict.fromkeys(peers)),
-        "ports": [*ports] if wanted_port is None else [wanted_port, *ports],
+        "ports": [*ports] if typed_port is None else [typed_port, *ports],
         "node_dir": host.node_dir,
         "guard_python": host.engine.guard_python,
         "packages": needs.program.modules,
-        "distributions": MOST_PACKAGES if needs.program.requirements else 0,  # to list, at most
+        # How many packages to list, at most. Only a layer depends on their versions.
+        "distributions": MOST_PACKAGES if needs.program.requirements else 0,
         # The answer says whether this folder exists, and / always does.
         "toolkit": f"{host.cuda_home}/bin" if host.cuda_home else "/",
         "data": host.data_path(needs.config.data),
         "data_kind": needs.program.data_kind,
+        # The machine that lists the data in place of this one; "" if this one lists them itself.
         "data_reader": readers[0] if host.name in readers[1:] else "",
         "cpu_flags": precisions.BF16_FLAGS,
     }
@@ -174,15 +169,17 @@ def ask_all(
     nodes: dict[str, Node], questions: dict[str, dict[str, Any]]
 ) -> tuple[dict[str, NodeFacts], dict[str, Problem]]:
     """Return NodeFacts by host name, and a problem for each host that gave none."""
-    answers = dict(zip(nodes, map_parallel(lambda name: _ask(nodes[name], questions[name]), nodes)))
+    results = map_parallel(lambda name: _ask_machine(nodes[name], questions[name]), nodes)
+    answers = dict(zip(nodes, results))
     return (
         {name: answer for name, answer in answers.items() if isinstance(answer, NodeFacts)},
         {name: answer for name, answer in answers.items() if isinstance(answer, Problem)},
     )
 
 
-def _ask(node: Node, question: dict[str, Any]) -> NodeFacts | Problem:
-    """Ask one machine. If its answer causes an error here, that is the machine's problem."""
+def _ask_machine(node: Node, question: dict[str, Any]) -> NodeFacts | Problem:
+    """Ask one machine for its facts. Returns a Problem if it gives none, or if its answer causes an
+    error here. Raises nothing."""
     host = node.host
     try:
         source = program("launcher.node.probe", f"main({question!r}, {MARK!r})")
@@ -194,7 +191,7 @@ def _ask(node: Node, question: dict[str, Any]) -> NodeFacts | Problem:
             facts = read_facts(line, question)
             skew = clock_skew(facts.unix, start, time.time())
             return structs.replace(facts, host=host.name, skew=skew)
-    except MachineError as error:
+    except MachineError as error:  # before UserError, of which it is a kind
         return Problem("unreached", str(error))
     except UserError as error:
         return problem("answer-refused", host, why=error)
@@ -216,12 +213,12 @@ def _ask(node: Node, question: dict[str, Any]) -> NodeFacts | Problem:
 
 
 def read_facts(line: str, question: Mapping[str, Any]) -> NodeFacts:
-    """Read a machine's answer. Raises Invalid."""
+    """Read a machine's answer, and keep only what the question names. Raises Invalid."""
     # Later code indexes by the names in the question, so the facts keep exactly these names.
     facts: NodeFacts = decode(line, NodeFacts, "answer")
-    silent = [peer for peer in question["peers"] if peer not in facts.interfaces]
-    if silent:
-        raise Invalid(f"answer.interfaces.{silent[0]} is missing")
+    missing_peers = [peer for peer in question["peers"] if peer not in facts.interfaces]
+    if missing_peers:
+        raise Invalid(f"answer.interfaces.{missing_peers[0]} is missing")
     missing, free = set(facts.missing), set(facts.free_ports)
     return structs.replace(
         facts,
@@ -233,8 +230,9 @@ def read_facts(line: str, question: Mapping[str, Any]) -> NodeFacts:
 
 def read_data_sources(machines: OpenMachines, needs: Needs) -> dict[str, DataSource]:
     """Return the sources of the machines' data that can be read, by machine."""
-    # {source: None if it cannot be read}, so that each source is read once. A server that
-    # participates is no source either: judge.py compares its data with the other machines' data.
+    # Each source is read once, and is None if it cannot be read. A server that participates is no
+    # source either: judge.py compares its data with the other machines' data. The name of a copied
+    # source is its folder, and that of a shared one is its server.
     sources_by_name: dict[str, DataSource | None] = {host.name: None for host in machines.hosts}
     sources = {}
     for host in machines.hosts:
@@ -262,17 +260,19 @@ def read_data_sources(machines: OpenMachines, needs: Needs) -> dict[str, DataSou
 
 def _read_shared(name: str, needs: Needs) -> DataSource | None:
     """Read the listing of a server that is no machine of the run; None if it does not answer."""
-    options, kind = needs.config, needs.program.data_kind
-    servers = [host for host in inventory.load(Path(options.inventory)) if host.name == name]
+    config, kind = needs.config, needs.program.data_kind
+    # One host, or none if the inventory does not list the server in group `cluster`.
+    servers = [host for host in inventory.load(Path(config.inventory)) if host.name == name]
     nodes, _ = engine.open_all(servers)
     try:
         for host in servers:
-            folder = host.data_path(options.data)
+            folder = host.data_path(config.data)
             call = f"show_data({folder!r}, {kind!r}, {host.node_dir!r}, {MARK!r})"
             # `ask` uses the guard's Python: a file server may have no other environment.
             answer: DataSet = ask(nodes[name], "launcher.node.probe", call, DataSet)
             return DataSource(name, False, answer.splits) if answer.splits else None
-    except (KeyError, OSError, UserError, Invalid):  # the run's machines can read the share anyway
+    except (KeyError, OSError, UserError, Invalid):
+        # The run's machines can read the share anyway. KeyError: the server was not reached.
         pass
     finally:
         engine.close_all(nodes)
@@ -280,8 +280,8 @@ def _read_shared(name: str, needs: Needs) -> DataSource | None:
 
 
 def clock_skew(unix: float, start: float, end: float) -> float:
-    """Return by at least how many seconds a machine's clock is ahead (negative: behind). The clock
-    showed `unix` at a moment between `start` and `end` of the control node's clock."""
+    """Return by how many seconds, at least, a machine's clock is ahead (negative: behind). The
+    clock showed `unix` at a moment between `start` and `end` of the control node's clock."""
     return unix - end if unix > end else min(0.0, unix - start)
 
 
@@ -321,7 +321,8 @@ def find_unreachable_peers(machines: OpenMachines) -> dict[str, list[Unreached] 
 
 
 def read_reach(process: Process, addresses: Collection[str]) -> list[Unreached] | str:
-    """Read until a machine has answered. Return its peers, or the reason why it gave no answer."""
+    """Read until a machine has answered. Return the peers that it does not reach, or the reason why
+    it gave no answer."""
     size, unread = 0, b""
     try:
         for piece in stream_output(process, REACH_SECONDS):
@@ -331,7 +332,7 @@ def read_reach(process: Process, addresses: Collection[str]) -> list[Unreached] 
                 if line.startswith(MARK.encode()):
                     return read_unreached(line[len(MARK) :], addresses)
             size += len(piece)
-            if size > LARGEST:
+            if size > MAX_ANSWER_BYTES:
                 return "its answer is too long"
     except TimedOut:
         return f"no answer within {REACH_SECONDS:.0f} s"

@@ -14,6 +14,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from boundary.answers import WorkFiles
@@ -37,10 +38,10 @@ from launcher.node.machine import file_sha256
 from launcher.plan.code import WORK
 from launcher.plan.files import CACHES
 
-MOST_FILES = 2000  # of a machine
+MOST_FILES = 2000  # that are copied from a machine
 MOST_FOLDERS = 32_000  # on the control node's disk, for the files of a machine
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes that Linux accepts
-SHOWN_NAMES = 5
+SHOWN_NAMES = 5  # in a sentence; then it says how many more there are
 # If somebody looks at a folder that has these, git, Mercurial, direnv or an editor may run programs
 # of the machine. A bare git repository has a file HEAD.
 PROGRAM_STARTERS = {".git", ".hg", ".envrc", ".vscode", ".idea", ".devcontainer"}
@@ -63,15 +64,22 @@ class OutputFile:
     modified_ns: int
 
 
+class SkippedFiles(NamedTuple):
+    """The number of files that are not copied for one reason, and the names of the first few."""
+
+    count: int
+    names: list[str]
+
+
 @dataclass(frozen=True)
 class OutputListing:
     """The files that a run wrote on a machine, the newest first. `count`: of all files, also if the
-    answer lists only some. `skipped`: number and first names of links, sent files and so on, by
-    kind. `links`: target by name."""
+    answer lists only some. `skipped`: links, sent files and so on, by kind. `links`: {name:
+    target}."""
 
     files: list[OutputFile]
     count: int
-    skipped: dict[str, tuple[int, list[str]]]
+    skipped: dict[str, SkippedFiles]
     links: dict[str, str]
 
 
@@ -90,7 +98,7 @@ def list_outputs(node: Node, run_folder: str, outputs: tuple[str, ...]) -> Outpu
 
 
 def check_listing(answer: WorkFiles, outputs: tuple[str, ...]) -> OutputListing:
-    """Return the listing in a machine's answer, with only the files below these folders."""
+    """Return the listing in a machine's answer, with only the files below the folders `outputs`."""
 
     def read_name(quoted: str) -> str:
         return unquote(quoted, errors="surrogateescape")  # a name may be any bytes, not only UTF-8
@@ -109,11 +117,11 @@ def check_listing(answer: WorkFiles, outputs: tuple[str, ...]) -> OutputListing:
         if not following.startswith(f"{name}/")
     ]
     skipped = {
-        str(kind): (group.count, [read_name(name) for name in group.first])
+        str(kind): SkippedFiles(group.count, [read_name(name) for name in group.first])
         for kind, group in answer.others.items()
     }
     if refused_count := len(answer.files) - len(valid_files):
-        skipped["names that lead out of the folder"] = refused_count, []
+        skipped["names that lead out of the folder"] = SkippedFiles(refused_count, [])
     newest_first = sorted(valid_files, key=lambda file: -file.modified_ns)
     links = {read_name(name): read_name(target) for name, target in answer.links.items()}
     links = {name: target for name, target in links.items() if is_below(name, outputs)}
@@ -121,7 +129,8 @@ def check_listing(answer: WorkFiles, outputs: tuple[str, ...]) -> OutputListing:
 
 
 def is_below(name: str, outputs: tuple[str, ...]) -> bool:
-    """Return whether a name leads below one of these folders, and can be a path on Linux."""
+    """Return whether a name leads below one of the folders `outputs` ("." for any), and can be a
+    path on Linux."""
     segments = name.split("/")
     return (
         not {"", ".", ".."} & {*segments}
@@ -152,28 +161,30 @@ def fetch_outputs(
     max_bytes: int,
 ) -> list[str]:
     """Copy the files that the run wrote on the machines into the run's `folder`, the newest first,
-    up to `max_bytes` of each machine. `outputs`: the folders with the files; all if empty. Returns
-    sentences that count what was copied and what was not. Raises Unwritable."""
+    up to `max_bytes` of each machine. `run_folders`: the run's folder on each machine. `outputs`:
+    the folders with the files; all if empty. Returns sentences that count what was copied and what
+    was not. Raises Unwritable."""
     hashes: dict[str, dict[str, str]] = {host: {} for host in run_folders}  # by the files' names
 
     def fetch_from(host: str) -> list[str]:
         node, run_folder = nodes[host], run_folders[host]
         return fetch_from_machine(node, run_folder, outputs, folder, max_bytes, hashes[host])
 
-    lines = map_hosts(run_folders, fetch_from, nodes)
+    sentences = map_hosts(run_folders, fetch_from, nodes)
     # Files that several machines wrote with the same contents are kept once, by the first machine.
-    stored_files: set[tuple[str, str]] = set()
+    stored_files: set[tuple[str, str]] = set()  # (name, hash)
     for host, host_hashes in hashes.items():
         equal = [name for name, sha256 in host_hashes.items() if (name, sha256) in stored_files]
         stored_files.update(host_hashes.items())
         if equal:
-            base = os.open(folder / WORK / host, os.O_RDONLY | os.O_CLOEXEC)
+            # Names are relative to a descriptor: a path from / may be too long.
+            base_fd = os.open(folder / WORK / host, os.O_RDONLY | os.O_CLOEXEC)
             for name in equal:
-                os.unlink(name, dir_fd=base)
-            os.close(base)
+                os.unlink(name, dir_fd=base_fd)
+            os.close(base_fd)
             count = pluralize(len(equal), "file")
-            lines.append(f"{host}: {count} identical to another machine's, stored once")
-    return lines
+            sentences.append(f"{host}: {count} identical to another machine's, stored once")
+    return sentences
 
 
 def fetch_from_machine(
@@ -181,10 +192,10 @@ def fetch_from_machine(
     run_folder: str,
     outputs: tuple[str, ...],
     folder: Path,
-    room: int,
+    max_bytes: int,
     hashes: dict[str, str],
 ) -> list[str]:
-    """Copy one machine's files, up to `room` bytes, and note the hash of each copy in `hashes`, by
+    """Copy one machine's files, up to `max_bytes`, and note the hash of each copy in `hashes`, by
     name. Returns sentences as fetch_outputs does. Raises Unwritable."""
     host = node.host.name
     work_folder = f"{WORK}/{host}"
@@ -195,6 +206,7 @@ def fetch_from_machine(
         return [f"{host}: the files that the script wrote were not copied: {error}."]
 
     # Choose the files. The user reads a reason for each file that is not copied, except caches.
+    # `skipped`: the names of files by this reason.
     files, skipped, total = list[OutputFile](), dict[str, list[str]](), listing.count
     for file in listing.files:
         # File systems of macOS and Windows, from which people look, ignore case.
@@ -210,6 +222,7 @@ def fetch_from_machine(
     older_count = total - sum(map(len, skipped.values())) - len(files[:MOST_FILES])
 
     # Copy the files one by one. A file that fails does not keep the next one from being copied.
+    room_bytes = max_bytes
     folder_hashes, lost_reason = set[int](), ""  # hashes, since names of folders may be long
     for file in files[:MOST_FILES]:
         try:
@@ -221,34 +234,40 @@ def fetch_from_machine(
             with staging(folder) as scratch:
                 fresh = scratch / "file"
                 source = f"{run_folder}/{work_folder}"
-                size = receive_file(node, source, file.name, fresh, max(0, room))
+                size = receive_file(node, source, file.name, fresh, max(0, room_bytes))
                 if size is None:
                     raise NotCopied("gone meanwhile")
-                if size > room:
+                if size > room_bytes:
                     raise NotCopied("beyond the limit per machine, which KEEP= raises")
                 sha256 = file_sha256(fresh)
                 move_in(fresh, folder / work_folder, file.name)
-            hashes[file.name], room = sha256, room - size
+            hashes[file.name] = sha256
+            room_bytes -= size
         except Unwritable:
             raise
         except Exception as error:  # whatever this machine's answer breaks concerns only its files
             reason = str(error) if isinstance(error, NotCopied) else error_location(error)
-            lost_reason = reason if isinstance(error, MachineLost) else lost_reason
+            if isinstance(error, MachineLost):
+                lost_reason = reason
             skipped.setdefault(reason, []).append(file.name)
 
     # Report what was copied, and per reason what was not.
-    skipped_by_reason = {reason: (len(names), names) for reason, names in skipped.items()}
+    skipped_by_reason = {
+        reason: SkippedFiles(len(names), names) for reason, names in skipped.items()
+    }
     if older_count > 0:
         limit = f"Tandem copies the {MOST_FILES:,} newest files of a machine"
-        skipped_by_reason[limit] = older_count, []
-    skipped_by_reason |= {kind: names for kind, names in listing.skipped.items() if kind != "sent"}
+        skipped_by_reason[limit] = SkippedFiles(older_count, [])
+    # Files that the control node sent, and that the script did not change, are here already.
+    others = {kind: group for kind, group in listing.skipped.items() if kind != "sent"}
+    skipped_by_reason |= others
     copied = f"{host}: {len(hashes):,} of {pluralize(total, 'file')} in {work_folder}"
-    lines = [copied] if total else []
+    sentences = [copied] if total else []
     for reason, (count, names) in skipped_by_reason.items():
         listed = f": {show_names(names, count)}" if names else ""
         counted = f"{host}: {pluralize(count, 'file')} not copied from {run_folder}/{work_folder}"
-        lines.append(f"{counted}, {reason}{listed}")
-    return lines
+        sentences.append(f"{counted}, {reason}{listed}")
+    return sentences
 
 
 def make_link(node: Node, folder: str, name: str, target: str) -> None:

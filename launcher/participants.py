@@ -433,7 +433,7 @@ def find_problems(
         except Refused as refused:
             findings = refused.reasons
         control = replace(control, sources=look.read_data_sources(machines, needs))
-    findings = [*findings, *judge.problems(machines, needs, control)]
+    findings = [*findings, *judge.find_problems(machines, needs, control)]
     # The connections are tried last, if there are only warnings (NEVER): a machine that cannot
     # train anyway need not open its ports.
     if (is_first or joins) and all(entry.blocks is NEVER for entry in findings):

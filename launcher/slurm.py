@@ -79,7 +79,7 @@ def check_here(host: Host, options: Config, program: Program, nodes: int) -> Non
     needs = Needs(options, program)
     machines = look.open_and_probe([local_host], needs)
     machines.close()
-    if problems := [*judge.data(local_host, machines.facts[local_host.name], needs)]:
+    if problems := [*judge.check_data(local_host, machines.facts[local_host.name], needs)]:
         raise Refused(problems)
     if importlib.util.find_spec("torch"):
         argv = [sys.executable, *program.check]

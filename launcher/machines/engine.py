@@ -2,7 +2,7 @@
 
 local.py, ssh.py and slurm.py each define an `ENGINE`, which reaches the machines with this
 ansible_connection. A Node starts a command on its machine, and a Process streams the command's
-output. The other functions here work with any engine.
+output. The other functions here work with any engine. Read Process, Node and Engine first.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Node(Protocol):
 class Engine:
     """Describes a way to reach machines."""
 
-    node: Callable[[Host], Node]
+    node: Callable[[Host], Node]  # makes a Node, which `open` connects
     is_local: bool  # files are on this machine, and relative paths begin at the checkout
     guard_python: str  # runs the guard
     repair_hint: str  # ends a sentence about an environment that lacks something
@@ -98,6 +98,7 @@ class Engine:
 
     @property
     def in_job(self) -> bool:
+        """Return whether the run is a job of a queue such as Slurm's."""
         return self.machines is not None
 
 
@@ -141,6 +142,7 @@ class Host:
         return find_engine(self.connection)
 
     def label(self) -> str:
+        """Return the name and address of the machine, for people."""
         # All local nodes have the same address, so it is left out.
         return self.name if self.engine.is_local else f"{self.name} ({self.address})"
 
@@ -161,25 +163,27 @@ class Host:
         )
 
 
-# Open files of this process: for each host a socket and the pipes of paramiko's channels.
+# Open files of this process: for each host a socket and the pipes of paramiko's channels. The usual
+# limit of 1024 files suffices for 112 hosts.
 FILES_PER_HOST, OTHER_FILES = 8, 128
-LARGEST = 4 << 20  # bytes of an answer: a .bashrc that runs `yes` must not fill the memory here
+MAX_ANSWER_BYTES = 4 << 20  # a .bashrc that runs `yes` must not fill the memory here
+STDERR_CHARACTERS = 300  # of a command's error that a message quotes
 
 
-def raise_file_limit(hosts: int) -> None:
+def raise_file_limit(host_count: int) -> None:
     """Raise this process's limit of open files, if that many hosts need it. Raises UserError if the
     system does not allow it."""
-    count = OTHER_FILES + FILES_PER_HOST * hosts  # the usual limit of 1024 suffices for 112 hosts
+    file_count = OTHER_FILES + FILES_PER_HOST * host_count
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= count:
+    if soft == resource.RLIM_INFINITY or soft >= file_count:
         return
-    if hard != resource.RLIM_INFINITY and hard < count:
+    if hard != resource.RLIM_INFINITY and hard < file_count:
         raise UserError(
-            f"{hosts} machines need about {count} open files, but the control node allows "
-            f"{hard} (`ulimit -Hn`): raise nofile in /etc/security/limits.conf, or type a "
+            f"{host_count} machines need about {file_count} open files, but the control node "
+            f"allows {hard} (`ulimit -Hn`): raise nofile in /etc/security/limits.conf, or type a "
             "smaller NODES."
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (file_count, hard))
 
 
 def open_all(hosts: list[Host]) -> tuple[dict[str, Node], dict[str, str]]:
@@ -223,15 +227,16 @@ class TimedOut(Exception):
 
 
 def stream_output(
-    process: Process, seconds: float, data: bytes | memoryview = b"", renewed: int = 0
+    process: Process, seconds: float, data: bytes | memoryview = b"", renewal_bytes: int = 0
 ) -> Iterator[bytes]:
     """Yield the output of a command until its end, and write `data` to its input meanwhile.
 
-    Raises TimedOut after `seconds`. After every `renewed` bytes of output these seconds begin
-    again, so n bytes arrive within (1 + n / renewed) * seconds. If `renewed` is 0, they never begin
-    again. (If each byte renewed them, a machine that sends single bytes would never time out.)
+    Raises TimedOut after `seconds`. After every `renewal_bytes` of output these seconds begin
+    again, so n bytes arrive within (1 + n / renewal_bytes) * seconds. If `renewal_bytes` is 0, they
+    never begin again. (If each byte renewed them, a machine that sends single bytes would never
+    time out.)
     """
-    deadline, missing_bytes = time.monotonic() + seconds, renewed
+    deadline, missing_bytes = time.monotonic() + seconds, renewal_bytes
     unsent = memoryview(data)
     with DefaultSelector() as selector:
         selector.register(process.fileno(), EVENT_READ)
@@ -246,7 +251,8 @@ def stream_output(
                         break
             except BrokenPipeError:  # the command ended before it read all: its output says why
                 unsent = memoryview(b"")
-            # The selector waits only for output. If input is unsent, the next try comes soon.
+            # The selector waits only for output. If input is unsent, the next try comes soon. Else
+            # the loop looks at the deadline twice a second.
             if not selector.select(0.02 if unsent else 0.5):
                 continue
             piece = process.read()
@@ -254,28 +260,29 @@ def stream_output(
                 return
             if piece:
                 missing_bytes -= len(piece)
-                if renewed and missing_bytes <= 0:
-                    deadline, missing_bytes = time.monotonic() + seconds, renewed
+                if renewal_bytes and missing_bytes <= 0:
+                    deadline, missing_bytes = time.monotonic() + seconds, renewal_bytes
                 yield piece
     raise TimedOut
 
 
 def talk(
-    process: Process, data: bytes | memoryview, seconds: float, renewed: int = 0
+    process: Process, data: bytes | memoryview, seconds: float, renewal_bytes: int = 0
 ) -> tuple[bytes, str, int | None]:
-    """Write `data` to a command's input, and return (stdout, stderr, exit status). The status is
-    None if the command did not end in time. `seconds` and `renewed` are those of stream_output.
-    Raises UserError if the command prints too much."""
+    """Write `data` to a command's input, and return stdout, the end of stderr as one line, and the
+    exit status. The status is None if the command did not end in time. `seconds` and
+    `renewal_bytes` are those of stream_output. Raises UserError if the command prints too much."""
     output = bytearray()
     try:
-        for piece in stream_output(process, seconds, data, renewed):
+        for piece in stream_output(process, seconds, data, renewal_bytes):
             output += piece
-            if len(output) > LARGEST:
+            if len(output) > MAX_ANSWER_BYTES:
                 raise UserError(
-                    f"its answer is longer than {LARGEST >> 20} MiB: does its .bashrc print text?"
+                    f"its answer is longer than {MAX_ANSWER_BYTES >> 20} MiB: "
+                    "does its .bashrc print text?"
                 )
         status = process.wait()
-        return bytes(output), " ".join(process.stderr().split())[-300:], status
+        return bytes(output), " ".join(process.stderr().split())[-STDERR_CHARACTERS:], status
     except TimedOut:
         return bytes(output), "", None
     finally:

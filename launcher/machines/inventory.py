@@ -48,7 +48,7 @@ def load(inventory: Path) -> list[Host]:
 
 
 def hosts_of(options: Config) -> list[Host]:
-    """Return the machines of the run. Raises UserError."""
+    """Return the machines of a run with these options. Raises UserError."""
     hosts = select(load(Path(options.inventory)), options)
     if options.min_nodes is not None and not 1 <= options.min_nodes <= len(hosts):
         raise UserError(
@@ -78,10 +78,10 @@ def check(inventory: Path, limit: str | None = None) -> int:
     document = read(inventory)
     names = list_members(document)
     groups = {group for group in document if group != "_meta"}
-    valid = {*names, *groups, "all", "localhost"}
+    valid_names = {*names, *groups, "all", "localhost"}
     # Only plain names are checked: Ansible itself refuses a pattern that matches nothing.
     words = [word.strip() for word in re.split("[,:]", limit or "")]
-    unlisted = [word for word in words if PLAIN_NAME.fullmatch(word) and word not in valid]
+    unlisted = [word for word in words if PLAIN_NAME.fullmatch(word) and word not in valid_names]
     if unlisted:
         raise UserError(
             f"LIMIT={limit}: [{GROUP}] in {inventory} does not list {unlisted[0]}. It lists "
@@ -91,8 +91,9 @@ def check(inventory: Path, limit: str | None = None) -> int:
         variables = get_variables(name, document, inventory)
         variables.owner()  # raises UserError
         values = variables.values
+        # The route depends on these variables. If one is a template, only Ansible can evaluate it.
         texts = [str(values[key]) for key in values if key.startswith("ansible_")]
-        has_templates = any("{{" in text for text in texts)  # only Ansible can evaluate these
+        has_templates = any("{{" in text for text in texts)
         if values.get("ansible_connection", "ssh") == "ssh" and not has_templates:
             variables.route()  # raises UserError
     return 0
@@ -111,7 +112,7 @@ def read(inventory: Path) -> dict[str, Any]:
     # With the checkout as playbook folder, Ansible finds group_vars/ for any inventory file.
     argv = [str(tool if tool.exists() else "ansible-inventory"), "-i", str(inventory), "--list"]
     env = {**os.environ, "ANSIBLE_INVENTORY_UNPARSED_FAILED": "True", "ANSIBLE_NOCOLOR": "1"}
-    env["ANSIBLE_VARS_PLUGINS"] = os.devnull  # Tandem's plugin names.py repeats the checks below
+    env["ANSIBLE_VARS_PLUGINS"] = os.devnull  # Tandem's plugin names.py would repeat these checks
     # Ansible fails in a locale without UTF-8, and if it cannot write below HOME.
     env |= {"LC_ALL": "C.UTF-8", "ANSIBLE_LOCAL_TEMP": tempfile.gettempdir()}
     try:
@@ -131,11 +132,12 @@ def read(inventory: Path) -> dict[str, Any]:
         # `[ERROR]: Failed to parse inventory: <reason> <<< caused by ...`.
         text = " ".join(done.stderr.split())
         match = re.search(r"Failed to parse inventory: (.+?)(?= Failed| <<<| Origin:| \[|$)", text)
+        # Without this sentence, the first error or warning counts.
         match = match or re.search(r"(?:\[ERROR\]|ERROR!|\[WARNING\])[:!]? (.+?)(?= \[|$)", text)
         reason = match.group(1).strip() if match else text or "it gave no reason"
-        reason = reason.removesuffix(".")
         raise Unusable(
-            f"Ansible cannot read the inventory {inventory}: {reason}. Correct that file."
+            f"Ansible cannot read the inventory {inventory}: {reason.removesuffix('.')}. "
+            "Correct that file."
         )
     document = json.loads(done.stdout)
     names = list_members(document)
@@ -180,6 +182,7 @@ class Variables:
     inventory: Path
 
     def text(self, key: str) -> str | None:
+        """Return the value of a variable as one printable line; None if the variable is not set."""
         value = self.values.get(key)
         # `ansible-inventory --list` prints templates as they are: only a play evaluates them.
         if isinstance(value, str) and "{{" in value:
@@ -196,9 +199,11 @@ class Variables:
         return text
 
     def word(self, key: str, default: str) -> str:
+        """Return the text of a variable, or the default if it is not set or empty."""
         return self.text(key) or default
 
     def number(self, key: str, minimum: int, maximum: int) -> int | None:
+        """Return the whole number in a variable; None if it is not set."""
         value = self.text(key)
         if value is None:
             return None
@@ -210,6 +215,7 @@ class Variables:
         )
 
     def connection(self) -> str:
+        """Return one of ENGINE_NAMES."""
         value = self.word("ansible_connection", "ssh")
         # Ansible also supports docker, winrm and more, for which the launcher has no engine.
         if value not in engine.ENGINE_NAMES:
@@ -220,6 +226,7 @@ class Variables:
         return value
 
     def user(self) -> str | None:
+        """Return the run user, or None for the user who starts the run."""
         return self.text("train_user") or self.text("ansible_user")
 
     def route(self) -> Route:
@@ -243,6 +250,7 @@ class Variables:
             raise UserError(f"{self.name}: {error}") from None
 
     def environment(self) -> dict[str, str]:
+        """Return the variables that run_env adds to the environment of the ranks."""
         variables = self.values.get("run_env", {})
         if not isinstance(variables, dict):
             raise UserError(
@@ -281,6 +289,7 @@ class Variables:
         return str(self.values.get("share_host", "")) if self.is_shared() else ""
 
     def owner(self) -> owned.Owner:
+        """Return the settings of the machine's owner."""
         texts = {word: text for word in owned.WORDS if (text := self.text(word)) is not None}
         owner, problems = owned.read_owner(texts, self.values)
         if problems:
@@ -295,6 +304,7 @@ def get_variables(name: str, document: dict[str, Any], inventory: Path) -> Varia
 
 
 def _make_host(variables: Variables) -> Host:
+    """Return the Host that a machine's variables describe. Raises UserError."""
     name, ssh_route = variables.name, variables.route()
     is_local = engine.find_engine(variables.connection()).is_local
 
@@ -335,7 +345,9 @@ def to_numeric(address: str, name: str) -> str:
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(address))
     try:
-        return str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
+        # An entry is (family, type, protocol, name, (address, port, ...)). The first one counts.
+        _, _, _, _, end = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0]
+        return str(end[0])
     except (OSError, UnicodeError) as error:  # UnicodeError: a label is empty, or too long
         raise UserError(
             f"{name}: there is no host {address[:80]!r} "

@@ -14,7 +14,7 @@ from launcher.machines.inventory import CHECKOUT
 class LocalProcess:
     """Runs a command on this machine. Its methods are described in engine.Process."""
 
-    broken = False
+    broken = False  # no connection is between this process and the command
 
     def __init__(self, argv: list[str]):
         # The command can write to a file even if nobody reads; a full pipe would block it.

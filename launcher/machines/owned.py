@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 DAY = 24 * 60  # minutes
@@ -34,7 +34,9 @@ class Hours:
     spans: tuple[tuple[int, int], ...]
 
     def has(self, day: datetime) -> bool:
+        """Return whether the machine may be used at this moment."""
         minute = (day.weekday() * 24 + day.hour) * 60 + day.minute
+        # Monday's early hours may belong to a span that began on the Sunday before.
         times = (minute, minute + 7 * DAY)
         return any(begin <= time < end for begin, end in self.spans for time in times)
 
@@ -66,36 +68,45 @@ class Owner:
 SPAN = r"([01]?[0-9]|2[0-3]):([0-5][0-9])-([01]?[0-9]|2[0-4]):([0-5][0-9])"
 
 
+class Item(NamedTuple):
+    """An item of `hours=`, which repeats after each `period`. All numbers are minutes."""
+
+    text: str
+    begin: int
+    end: int
+    period: int
+
+
 def read_hours(text: str) -> Hours:
     """Read a value of `hours=`, such as `19:00-07:30,sat,sun`: every night, and the whole weekend.
     Raises ValueError."""
-    items: list[tuple[str, int, int, int]] = []  # (text, begin, end, period), in minutes
-    for item in (word.strip() for word in text.split(",")):
-        if match := re.fullmatch(SPAN, item, re.ASCII):
+    items: list[Item] = []
+    for word in map(str.strip, text.split(",")):
+        if match := re.fullmatch(SPAN, word, re.ASCII):
             first_hour, first_minute, last_hour, last_minute = map(int, match.groups())
             begin, end = 60 * first_hour + first_minute, 60 * last_hour + last_minute
             if begin == end or end > DAY:
-                raise ValueError(f"{item} is not a span of time")
+                raise ValueError(f"{word} is not a span of time")
             end += 0 if end > begin else DAY  # a span past midnight ends on the next day
             period = DAY
-        elif item in DAYS:
-            begin, period = DAYS.index(item) * DAY, 7 * DAY
+        elif word in DAYS:
+            begin, period = DAYS.index(word) * DAY, 7 * DAY
             end = begin + DAY
         else:
-            raise ValueError(f"{item!r} is neither a span of time nor a day")
+            raise ValueError(f"{word!r} is neither a span of time nor a day")
         # Two spans that overlap are usually a mistake, such as 7:30 for 19:30.
-        for other_item, other_begin, other_end, other_period in items:
+        for other in items:
             # A span past midnight may overlap a span of the next or the previous period.
-            if period == other_period and any(
-                begin < other_end + shift and other_begin + shift < end
+            if period == other.period and any(
+                begin < other.end + shift and other.begin + shift < end
                 for shift in (-period, 0, period)
             ):
-                raise ValueError(f"{other_item} and {item} overlap")
-        items.append((item, begin, end, period))
+                raise ValueError(f"{other.text} and {word} overlap")
+        items.append(Item(word, begin, end, period))
     spans = {
-        (begin + shift, end + shift)
-        for _, begin, end, period in items
-        for shift in range(0, 7 * DAY, period)
+        (item.begin + shift, item.end + shift)
+        for item in items
+        for shift in range(0, 7 * DAY, item.period)
     }
     return Hours(text, tuple(sorted(spans)))
 

@@ -35,12 +35,13 @@ class SlurmNode(LocalNode):
         return LocalProcess([*STEP, *options, *argv])
 
 
-def machines() -> list[Host]:
+def list_machines() -> list[Host]:
     """Return the machines of the job: copies of the host in JOB, each with its machine's name,
     address and GPUs. Raises UserError."""
     template = Host(**json.loads(os.environ[JOB])["host"])
     argv = [*STEP, "--ntasks-per-node=1", "sh", "-c", ASK_NODE]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    # Sorted by the number of the machine in the job, which also becomes its node rank.
     rows = sorted((int(index), name, gpus) for index, name, gpus in ANSWER.findall(done.stdout))
     if done.returncode or len(rows) != int(os.environ["SLURM_NNODES"]):
         raise UserError(f"Slurm started no step on all machines of the job: {done.stderr.strip()}")
@@ -48,6 +49,7 @@ def machines() -> list[Host]:
     # the source address of its route to the second machine.
     addresses = [find_address(name) for _, name, _ in rows[1:]]
     leader = (route(addresses[0])["source"] or addresses[0]) if addresses else "127.0.0.1"
+    # The ranks see the GPUs that Slurm gave the job, unless run_env names other ones.
     takes_gpus = bool(template.gpus) and VISIBLE not in template.env
     return [
         replace(
@@ -68,7 +70,8 @@ def find_address(name: str) -> str:
         raise UserError(
             f"{name}: there is no such host ({error.strerror}), but it belongs to the job."
         ) from None
-    addresses = [str(row[4][0]) for row in rows]
+    # A row is (family, type, protocol, name, (address, port, ...)).
+    addresses = [str(end[0]) for _, _, _, _, end in rows]
     for address in addresses:
         if not address.startswith(("127.", "::ffff:127.")) and address != "::1":
             return address
@@ -84,5 +87,5 @@ ENGINE = Engine(
     guard_python="/usr/bin/python3",
     repair_hint="give all nodes of the cluster the same environment",
     data_hint="type DATA=/<folder>, a folder that every node has",
-    machines=machines,
+    machines=list_machines,
 )

@@ -30,9 +30,9 @@ from contract.text import clean
 from launcher.machines.engine import Engine, Host, MachineError
 from launcher.machines.route import Route
 
-CONNECT_SECONDS = 8.0
-BANNER_SECONDS = 12.0
-LOGIN_SECONDS = 20.0
+# The time for a TCP connection, for the first line of the ssh server, and for the login. The kernel
+# of a frozen machine still accepts connections, so the first limit alone does not suffice.
+CONNECT_SECONDS, BANNER_SECONDS, LOGIN_SECONDS = 8.0, 12.0, 20.0
 # paramiko's reader threads wake ten times a second to see whether they were closed. With hundreds
 # of hosts this takes most of a core. Here they wake rarely: SshNode.close shuts the socket down,
 # which wakes its thread.
@@ -40,15 +40,21 @@ READER_WAKES_EVERY = 5.0
 TCP_THIN_LINEAR_TIMEOUTS = 16  # in linux/tcp.h
 # paramiko logs a traceback if a machine does not answer. connection_error has a sentence instead.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
-STATUS_SECONDS = 5.0  # that `wait` waits for an exit status
+STATUS_SECONDS = 5.0  # that SshProcess.wait waits for an exit status
 UNSAFE = re.compile(rb"[^\w ./:=,@+-]")  # bytes that may have a meaning in some shell
-PACKET = 256 << 10  # bytes; sshd sends no larger packet, and the protocol requires only 35,000
+# sshd sends no larger packet, and the protocol requires only 35,000 bytes (RFC 4253, 6.1).
+MAX_PACKET_BYTES = 256 << 10
+# Of one read of stdout, and of one read of stderr or one write.
+READ_BYTES, CHUNK_BYTES = 1 << 18, 1 << 16
+STDERR_BYTES = 4096  # of a command's stderr that are kept: its end says why the command failed
 STDERR_READS = 16  # at most, for each read of stdout
+# The files that ssh reads by default, for a Route that names none.
+KNOWN_HOSTS = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))
 
 
 class StrictConnection(Connection):
-    """Connects by a route (route.py); Fabric itself reads no ssh_config here. It refuses host keys
-    that the user has not confirmed, and forwards no agent: a node must not use the user's keys."""
+    """Connects by a route (route.py), and refuses host keys that the user has not confirmed. Fabric
+    itself reads no ssh_config here. No agent is forwarded: a node must not use the user's keys."""
 
     # Declared here, because Fabric would store other attributes in its configuration.
     route = Route()
@@ -64,17 +70,17 @@ class StrictConnection(Connection):
     def open_gateway(self) -> socket.socket:
         """Return a socket that is connected to the machine through its jump hosts. Fabric calls
         this if `gateway` is set. A process of OpenSSH connects, with the same strict options."""
-        ours, theirs = socket.socketpair()
+        local_end, ssh_end = socket.socketpair()
         self._proxy_stderr = tempfile.TemporaryFile()  # noqa: SIM115
-        with theirs:
+        with ssh_end:
             self._proxy = subprocess.Popen(
                 self.route.proxy(self.host, self.port),
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
+                stdin=ssh_end.fileno(),
+                stdout=ssh_end.fileno(),
                 stderr=self._proxy_stderr,
                 start_new_session=True,  # Ctrl-C does not reach ssh, which cannot ask either
             )
-        return ours
+        return local_end
 
     def gateway_error(self) -> str:
         """Return the error of OpenSSH about the jump hosts, or an empty string."""
@@ -95,23 +101,25 @@ class Packets(Packetizer):
     """Refuses a packet that claims to be too large, before paramiko stores it in memory."""
 
     def read_all(self, n: int, check_rekey: bool = False) -> bytes:
-        if n > PACKET:
+        if n > MAX_PACKET_BYTES:
             raise paramiko.SSHException(f"its ssh sent a packet of {n} bytes")
         data: bytes = super().read_all(n, check_rekey)
         return data
 
 
-class Window(BufferedPipe):
-    """Holds the unread output of a command, with a limit. paramiko itself stores everything that a
-    machine sends, even beyond the window that ssh allows."""
+class LimitedPipe(BufferedPipe):
+    """Holds the unread output of a command, at most `max_bytes`. paramiko itself stores everything
+    that a machine sends, even beyond the window that ssh allows."""
 
-    def __init__(self, size: int):
+    def __init__(self, max_bytes: int):
         super().__init__()
-        self._size = size
+        self._max_bytes = max_bytes
 
     def feed(self, data: bytes) -> None:
-        if len(self) + len(data) > self._size:
-            raise paramiko.SSHException(f"its ssh sent more than the {self._size} bytes it may")
+        if len(self) + len(data) > self._max_bytes:
+            raise paramiko.SSHException(
+                f"its ssh sent more than the {self._max_bytes} bytes it may"
+            )
         super().feed(data)
 
 
@@ -130,15 +138,16 @@ class SshProcess:
         for _ in range(STDERR_READS):  # endless output on stderr must not delay stdout
             if not self._channel.recv_stderr_ready():
                 break
-            self._stderr = (self._stderr + self._channel.recv_stderr(1 << 16))[-4096:]
+            stderr = self._stderr + self._channel.recv_stderr(CHUNK_BYTES)
+            self._stderr = stderr[-STDERR_BYTES:]
         try:
-            return self._channel.recv(1 << 18)
+            return self._channel.recv(READ_BYTES)
         except socket.timeout:
             return None
 
     def write(self, data: bytes | memoryview) -> int:
         try:
-            return self._channel.send(bytes(data[: 1 << 16]))
+            return self._channel.send(bytes(data[:CHUNK_BYTES]))
         except socket.timeout:
             return 0
         except OSError as error:  # the channel is closed: the command ended before it read all
@@ -148,7 +157,8 @@ class SshProcess:
         self._channel.shutdown_write()
 
     def wait(self, seconds: float | None = None) -> int:
-        # recv_exit_status() would wait forever if the machine died after its output.
+        # recv_exit_status() would wait for ever if the machine died after its output. Without a
+        # status, paramiko's exit_status is -1.
         self._channel.status_event.wait(seconds or STATUS_SECONDS)
         return self._channel.exit_status
 
@@ -175,10 +185,10 @@ class SshNode:
             host.route,
             user=host.user or host.route.user or None,
             connect_timeout=CONNECT_SECONDS,
-            # The kernel of a frozen machine still accepts connections, hence the other timeouts.
             connect_kwargs={
                 "banner_timeout": BANNER_SECONDS,
                 "auth_timeout": LOGIN_SECONDS,
+                # As ssh does: the route's keys, or else those in the usual files.
                 "key_filename": [str(path) for path in key_files if path.is_file()],
                 "look_for_keys": not host.route.identity_files,
                 "transport_factory": partial(paramiko.Transport, packetizer_class=Packets),
@@ -212,8 +222,8 @@ class SshNode:
         try:
             channel = self._connection.transport.open_session(timeout=CONNECT_SECONDS)
             # The buffers can be replaced now, because sshd sends no output before the command.
-            channel.in_buffer = Window(channel.in_window_size)
-            channel.in_stderr_buffer = Window(channel.in_window_size)
+            channel.in_buffer = LimitedPipe(channel.in_window_size)
+            channel.in_stderr_buffer = LimitedPipe(channel.in_window_size)
             channel.exec_command(quote_for_any_shell(argv))
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise MachineError([self.host.name], connection_error(self.host, error)) from error
@@ -242,13 +252,14 @@ def quote_for_any_shell(argv: list[str]) -> str:
 
 @lru_cache(maxsize=1)
 def _config() -> Config:
+    """Return Fabric's settings for all connections: route.py has read ssh_config already."""
     return Config(overrides={"load_ssh_configs": False})
 
 
 def connection_error(host: Host, error: Exception) -> str:
     """Return a sentence about an error while connecting to a machine, with a remedy."""
     target = f"{host.name} ({host.user + '@' if host.user else ''}{host.address}, port {host.port})"
-    text = _describe(error)
+    text = _describe_error(error)
     if isinstance(error, paramiko.BadHostKeyException):
         return (
             f"{target}: its host key differs from the key in your known_hosts. If the machine "
@@ -274,10 +285,11 @@ def connection_error(host: Host, error: Exception) -> str:
             "the inventory, and check that this user's authorized_keys has your key (`make "
             "bootstrap` adds it)."
         )
-    # The remaining errors come from the network, or from an ssh server that does not answer.
+    # The remaining errors come from the network, or from an ssh server that does not answer. Many
+    # of them can be told apart only by their text.
     timeouts = (socket.timeout, TimeoutError)
     if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
-        text = "; ".join(sorted({_describe(cause) for cause in error.errors.values()}))
+        text = "; ".join(sorted({_describe_error(cause) for cause in error.errors.values()}))
     reason = text
     # `__context__` is the error because of which paramiko raised this one.
     if "protocol banner" in text and isinstance(error.__context__, timeouts):
@@ -309,21 +321,9 @@ def connection_error(host: Host, error: Exception) -> str:
     )
 
 
-def _describe(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Return an error's text as one line, or the error's type if it has no text."""
     return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
-
-
-ENGINE = Engine(
-    node=SshNode,
-    is_local=False,
-    guard_python="/usr/bin/python3",
-    repair_hint="run `make provision`",
-    data_hint="`make provision` copies the digits; for your own images type DATA=/<folder>",
-)
-
-
-KNOWN_HOSTS = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))
 
 
 class Revoked(paramiko.SSHException):
@@ -335,20 +335,23 @@ class KnownHost:
     """Holds a line of a known_hosts file: a key, and patterns of the machines' names."""
 
     entry: HostKeyEntry
-    revoked: bool
+    is_revoked: bool
 
     def matches(self, name: str) -> bool:
         """Return whether the line is for this name, by the rules of sshd(8): a pattern may have `*`
         and `?`, `!` excludes names, and `|1|...` is a hash of a name."""
-        # paramiko's lookup compares hashes and plain names, but no patterns.
+        # paramiko's lookup compares hashes and plain names, but no patterns. Its `add` would accept
+        # only one name, hence the private list.
         keys = paramiko.HostKeys()
         keys._entries.append(self.entry)
         if keys.lookup(name) is not None:
             return True
         patterns = self.entry.hostnames
-        if any(p.startswith("!") and _matches_pattern(name, p[1:]) for p in patterns):
+        excluded = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
+        if any(_matches_pattern(name, pattern) for pattern in excluded):
             return False
-        return any(_matches_pattern(name, p) for p in patterns if p[:1] not in ("!", "|"))
+        included = [pattern for pattern in patterns if pattern[:1] not in ("!", "|")]
+        return any(_matches_pattern(name, pattern) for pattern in included)
 
 
 def _matches_pattern(name: str, pattern: str) -> bool:
@@ -374,7 +377,7 @@ def read_known_hosts(data: bytes) -> list[KnownHost]:
             entry = HostKeyEntry.from_line(" ".join(words))
             if entry is None or entry.key is None:
                 continue
-            known_host = KnownHost(entry, marker is not None)
+            known_host = KnownHost(entry, is_revoked=marker is not None)
             known_host.matches("")  # raises an error if the hash of the name is damaged
         except (paramiko.SSHException, InvalidHostKey, ValueError, IndexError, AssertionError):
             continue
@@ -393,28 +396,37 @@ def load_known_hosts(paths: tuple[Path, ...]) -> tuple[KnownHost, ...]:
 
 
 def set_confirmed_keys(client: paramiko.SSHClient, name: str, route: Route) -> None:
-    """Make a client accept only the keys that known_hosts has for the machine `name`, or for the
-    name by which ssh knows this machine (route.key_name)."""
+    """Make a client accept only the keys that known_hosts has for a machine. Its names there are
+    `name` (an address, or [address]:port) and the name that ssh uses (route.key_name)."""
     paths = tuple(map(Path, route.known_hosts)) or KNOWN_HOSTS
     names = {name, route.key_name or name}
     lines = [line for line in load_known_hosts(paths) if any(map(line.matches, names))]
     # As in OpenSSH, a key that one line revokes is refused, even if another line confirms it.
-    revoked = {line.entry.key.asbytes() for line in lines if line.revoked}
+    revoked_keys = {line.entry.key.asbytes() for line in lines if line.is_revoked}
     for line in lines:
         key = line.entry.key
-        if not line.revoked and key.asbytes() not in revoked:
+        if not line.is_revoked and key.asbytes() not in revoked_keys:
             client.get_host_keys().add(name, key.get_name(), key)
-    client.set_missing_host_key_policy(RefuseUnconfirmed(revoked))
+    client.set_missing_host_key_policy(RefuseUnconfirmed(revoked_keys))
 
 
 class RefuseUnconfirmed(paramiko.RejectPolicy):
     """Refuses a machine without a confirmed key. Raises Revoked if a known_hosts file revokes the
     machine's key."""
 
-    def __init__(self, revoked: set[bytes]):
-        self.revoked = revoked
+    def __init__(self, revoked_keys: set[bytes]):
+        self.revoked_keys = revoked_keys
 
     def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
-        if key.asbytes() in self.revoked:
+        if key.asbytes() in self.revoked_keys:
             raise Revoked(f"the key of {hostname} was revoked")
         super().missing_host_key(client, hostname, key)
+
+
+ENGINE = Engine(
+    node=SshNode,
+    is_local=False,
+    guard_python="/usr/bin/python3",
+    repair_hint="run `make provision`",
+    data_hint="`make provision` copies the digits; for your own images type DATA=/<folder>",
+)

@@ -9,7 +9,7 @@ import time
 
 from launcher.node.processes import TICK, LineProcess
 
-PAGE = os.sysconf("SC_PAGE_SIZE")  # bytes; the unit of /proc/vmstat
+PAGE = os.sysconf("SC_PAGE_SIZE")  # bytes; the unit of swap in /proc/vmstat
 SECTOR = 512  # bytes; the unit of /proc/diskstats for all disks
 # The columns of /proc/diskstats after the device's name, in the kernel's order.
 DISK_COUNTERS = (
@@ -27,12 +27,12 @@ DISK_COUNTERS = (
 )
 
 
-def parse_interface(dev, snmp, interface):
-    """Return the counters of an interface (/proc/net/dev) and the number of TCP segments that this
-    machine sent again (/proc/net/snmp). Returns None if there is no such interface."""
+def parse_interface(net_dev, snmp, interface):
+    """Return the counters of an interface, from /proc/net/dev, and the number of TCP segments that
+    this machine sent again, from /proc/net/snmp. Returns None if there is no such interface."""
     # `  eth0: 9120 12 0 1 0 0 0 0 34 1 0 0 0 0 0 0`: eight received figures, then eight sent ones.
     # Of each eight, the first is bytes and the fourth is dropped packets.
-    for line in dev.splitlines():
+    for line in net_dev.splitlines():
         name, colon, figures = line.partition(":")
         if colon and name.strip() == interface:
             received, sent = figures.split()[:8], figures.split()[8:]
@@ -48,18 +48,18 @@ def parse_interface(dev, snmp, interface):
     return None
 
 
-def find_default_interface(route, route6):
+def find_default_interface(ipv4_routes, ipv6_routes):
     """Return the interface of the default route in /proc/net/route, or else in
     /proc/net/ipv6_route; "" if there is none."""
     # `eth0 00000000 0101A8C0 0003 0 0 100 00000000 0 0 0`: interface, destination, ..., mask, ...
     # The destination and the mask of a default route are 0. The first line has titles.
-    for line in route.splitlines()[1:]:
+    for line in ipv4_routes.splitlines()[1:]:
         interface, destination, _, _, _, _, _, mask = line.split()[:8]
         if destination == mask == "00000000":
             return interface
     # `00000000000000000000000000000000 00 ... eth0`: destination, length of its prefix, ...,
     # interface. The kernel has an unreachable default route of IPv6 on the loopback.
-    for line in route6.splitlines():
+    for line in ipv6_routes.splitlines():
         fields = line.split()
         destination, prefix_length, interface = fields[0], fields[1], fields[9]
         if destination == "0" * 32 and prefix_length == "00" and interface != "lo":
@@ -71,7 +71,7 @@ def parse_processors(stat):
     """Return the number of processors in /proc/stat, and sums of their seconds since boot: busy,
     waiting for a disk, and given to other virtual machines."""
     # `cpu  user nice system idle iowait irq softirq steal ...` are ticks of all processors. A line
-    # `cpu0 ...` follows for each processor.
+    # `cpu0 ...` follows for each processor. (The ticks of guests after `steal` are in `user`, too.)
     lines = [line.split() for line in stat.splitlines() if line.startswith("cpu")]
     user, nice, system, _, iowait, irq, softirq, steal = [int(text) for text in lines[0][1:9]]
     return {
@@ -94,16 +94,15 @@ MEMORY = {
 def parse_memory(meminfo, vmstat):
     """Return the bytes of memory and swap now (/proc/meminfo), and the bytes that were read from
     swap and written to swap since boot (/proc/vmstat)."""
-    sizes = {}
+    sizes_kb = {}
     for line in meminfo.splitlines():  # `MemTotal:       16318772 kB`
         name, _, size = line.partition(":")
-        sizes[name] = size.split()[:1]
-    figures = {name: int(sizes[key][0]) * 1024 for name, key in MEMORY.items()}
+        sizes_kb[name] = size.split()[:1]  # only the lines of MEMORY are sure to have a number
+    figures = {name: int(sizes_kb[key][0]) * 1024 for name, key in MEMORY.items()}
     # `pswpin 1024` is a number of pages. A kernel without swap has no such lines.
     pages = dict(line.split() for line in vmstat.splitlines() if line.startswith("pswp"))
-    figures["swapped_in"], figures["swapped_out"] = (
-        int(pages.get(name, 0)) * PAGE for name in ("pswpin", "pswpout")
-    )
+    figures["swapped_in"] = int(pages.get("pswpin", 0)) * PAGE
+    figures["swapped_out"] = int(pages.get("pswpout", 0)) * PAGE
     return figures
 
 
@@ -120,13 +119,14 @@ def parse_shares(mounts):
     shares = {}
     for line in mounts.splitlines():  # `nas:/export /srv/data nfs4 rw,relatime 0 0`
         source, point, kind = line.split()[:3]
+        # smb3 is another name of cifs.
         if kind in ("nfs", "nfs4", "cifs", "smb3"):
             shares[decode_path(point)] = (decode_path(source), "cifs" if kind == "smb3" else kind)
     return shares
 
 
 def decode_path(text):
-    """Decode a path of the kernel, which writes a blank as `\\040`."""
+    """Return a path that the kernel wrote in a table, with a blank as `\\040`."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), text)
 
 
@@ -163,7 +163,8 @@ def parse_cifs_reads(stats):
 
 def share_name(source):
     """Return //server/share of an SMB mount's source, as parse_cifs_reads spells it."""
-    # The source may be a folder below the share, such as //NAS/Images/train.
+    # The source may be a folder below the share. Of //NAS/Images/train the first four parts count:
+    # "", "", NAS and Images.
     return "/".join(source.lower().split("/")[:4])
 
 
@@ -193,11 +194,12 @@ def compute_disk_rates(previous, current, seconds):
         "r_await": round(growth["ms_reading"] / reads, 2) if reads else 0.0,
         "w_await": round(growth["ms_writing"] / writes, 2) if writes else 0.0,
         "aqu-sz": round(growth["ms_weighted"] / 1000 / seconds, 2),
+        # Percent of the time: 100 * ms / 1000 / seconds.
         "util": round(min(100.0, growth["ms_busy"] / 10 / seconds), 2),
     }
 
 
-# {name in the records: (nvidia-smi's name, factor of the value)}
+# {name in the records: (nvidia-smi's name, factor from nvidia-smi's unit to that of the records)}
 GPU_FIGURES = {
     "index": ("index", 1),
     "utilization": ("utilization.gpu", 1),
@@ -213,7 +215,8 @@ UNKNOWN_FIELD = re.compile(r'Field "(\S+)" is not a valid field to query')
 
 class Gpus:
     """Reads the samples of an nvidia-smi that runs all the time, because its start takes a second
-    or more. `process` is None on a machine without nvidia-smi."""
+    or more. `process` is None on a machine without nvidia-smi. `names`: the figures that this
+    driver knows."""
 
     def __init__(self):
         self.process, self.names = None, list(GPU_FIGURES)
@@ -245,7 +248,8 @@ class Gpus:
 
 def parse_gpu_sample(line, mono, names=tuple(GPU_FIGURES)):
     """Parse a line of nvidia-smi with the figures `names`, such as `1, 97, 10842, 74, 249.8, 1905`.
-    Returns None for other lines. `mono`: when the line was read."""
+    Returns a dictionary by these names, or None for another line. `mono`: when the line was read,
+    by the monotonic clock."""
     fields = [field.strip() for field in line.split(",")]
     if len(fields) != len(names) or not fields[0].isdigit():
         return None

@@ -23,17 +23,20 @@ from launcher.node.machine import cause_of, identity
 from launcher.node.processes import become_subreaper, end_descendants, reap
 from launcher.node.records import INTERVAL, Recorder, Tail, exit_entry, list_leftovers
 from launcher.node.stacks import Stacks
-from launcher.node.workers import Output, Workers, describe, start_launch
+from launcher.node.workers import Output, Workers, start_launch
 
 PROTOCOL = 2
 # SIGUSR1 comes when the process above the guard has ended.
 WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1)
 # The workers get this time when systemd stops the guard. The guard itself has 4 s (TimeoutStopSec).
 MACHINE_STOP_SECONDS = 3.0
+# A fraction of the task's `meet_within`: how often the connections are checked once all ranks have
+# met, and how long a successful run has to last before ranks that did not meet are reported.
+CHECK_FRACTION = 1 / 6
 
 
 class Stage(enum.Enum):
-    """Names the stages of a guard. A guard never returns to a stage above its present one."""
+    """Names the stages of a guard, in their order. A guard may skip stages, but never goes back."""
 
     WAITING = "no task yet"
     RUNNING = "launch was started"
@@ -44,7 +47,7 @@ class Stage(enum.Enum):
 
 class Guard:
     """Runs one attempt. `supervision`: service or wardens (start.py). `fallback_reason`: why the
-    guard is not a service. Times are of the monotonic clock, in seconds."""
+    guard is not a service, or None. Times are of the monotonic clock, in seconds."""
 
     def __init__(self, stdin, stdout, supervision, fallback_reason):
         self.link = Link(stdin, stdout)
@@ -53,14 +56,15 @@ class Guard:
         self.selector = selectors.DefaultSelector()
         self.mono_start = time.monotonic()
         self.stage, self.kill_at = Stage.WAITING, None
-        # start_task makes these; without records the last four stay None. `claims`: sockets whose
-        # names show this run to other guards (machine_lock.py).
+        # start_task makes these. `claims`: sockets whose names show this run to other guards
+        # (machine_lock.py). `scratch`: a private folder for temporary files.
         self.task, self.workers, self.output, self.launch = None, None, None, None
         self.folder, self.scratch, self.scratch_lock, self.claims = None, None, None, []
+        # start_task makes these, too, unless the task wants no records.
         self.recorder, self.tail, self.stacks, self.idleness = None, None, None, None
         # The process that watches for the owner, and the sign of the owner (SIGNS in owned.py) that
         # was sent last ("" for none).
-        self.owner, self.owner_sign = None, ""
+        self.owner_watch, self.owner_sign = None, ""
         # The connections of the ranks, the time at which all ranks should have met, and the time of
         # the next check of the connections.
         self.traffic, self.meet_by, self.next_group_check = None, None, 0.0
@@ -85,7 +89,15 @@ class Guard:
                 self.selector.register(self.frames.fd, selectors.EVENT_WRITE)
             elif is_registered and not self.frames.pending:
                 self.selector.unregister(self.frames.fd)
-            self.selector.select(self.seconds_to_wait())
+            # Sleep until the next deadline, unless an order, a signal or output comes first.
+            deadlines = [self.next_beat, self.kill_at]
+            if self.output is not None:
+                deadlines.append(self.output.next_poll)
+            if self.recorder is not None:
+                deadlines.append(self.next_record)
+            time_now = time.monotonic()
+            seconds = [deadline - time_now for deadline in deadlines if deadline is not None]
+            self.selector.select(max(0.0, min([self.link.seconds_left(), *seconds])))
             # The lease is checked before the orders are read: orders that waited in the pipe while
             # this machine slept must not renew the lease.
             if self.link.seconds_left() < 0:
@@ -99,7 +111,7 @@ class Guard:
         return 0
 
     def register_wakeups(self):
-        """Let orders and signals wake the loop."""
+        """Let orders and signals wake the loop. Output.poll adds the workers' pipes."""
         # Each signal writes a byte into this pipe. Without the pipe, select() would continue to
         # wait after the signal's handler.
         self.wake_reader, self.wake_writer = os.pipe()
@@ -114,17 +126,6 @@ class Guard:
             signal.signal(number, signal.SIG_IGN)
         self.selector.register(self.wake_reader, selectors.EVENT_READ)
         self.selector.register(self.link.orders.fd, selectors.EVENT_READ)
-
-    def seconds_to_wait(self):
-        """Return the seconds until the next deadline, at least 0."""
-        deadlines = [self.next_beat, self.kill_at]
-        if self.output is not None:
-            deadlines.append(self.output.next_poll)
-        if self.recorder is not None:
-            deadlines.append(self.next_record)
-        now = time.monotonic()
-        seconds = [deadline - now for deadline in deadlines if deadline is not None]
-        return max(0.0, min([self.link.seconds_left(), *seconds]))
 
     def read_orders(self):
         """Carry out the orders that have come from the control node."""
@@ -141,6 +142,7 @@ class Guard:
 
     def handle_children(self):
         """Handle signals and ended processes, and pass on what the workers wrote."""
+        # Empty the pipe of register_wakeups: its bytes only woke the loop.
         while True:
             try:
                 os.read(self.wake_reader, 512)
@@ -157,8 +159,8 @@ class Guard:
             self.output.poll()
             # A worker whose supervisor was killed becomes a child of the guard. Launch takes
             # seconds to notice that. If launch itself has ended, its end is the reason instead.
-            for worker in self.workers.running() if self.launch_status is None else []:
-                if worker.pid in statuses:
+            for worker in self.workers.running():
+                if self.launch_status is None and worker.pid in statuses:
                     worker.status = statuses[worker.pid]
                     self.report_worker_end(worker)
         if self.launch_status is not None:
@@ -166,15 +168,17 @@ class Guard:
                 # Launch ends after its workers, so the supervisors' reports have arrived. Read
                 # them first: the first failure of a worker gives the reason.
                 self.output.pass_on()
-            # A success counts only if the ranks met. In a run that is shorter than meet_within, the
-            # ranks may have met between two checks. So such a run is `finished`. If it lasted a
-            # sixth of meet_within, it also gets the warning.
-            warning = self.isolation_warning(1 / 6) if self.launch_status == 0 else None
-            success = "alone" if warning and time.monotonic() >= self.meet_by else "finished"
-            if warning and success == "finished":
+            # A success counts only if the ranks met: otherwise the reason is `alone`. In a run that
+            # is shorter than meet_within, the ranks may have met between two checks. So such a run
+            # is `finished`, and only gets the warning.
+            reason, warning = "failed", None
+            if self.launch_status == 0:
+                reason, warning = "finished", self.isolation_warning(CHECK_FRACTION)
+            if warning and time.monotonic() >= self.meet_by:
+                reason = "alone"
+            elif warning:
                 self.report_trouble("group", warning)
-            reason = success if self.launch_status == 0 else "failed"
-            self.leave_loop(self.reason or reason, warning)
+            self.leave_loop(reason, warning)
 
     def note_launch_end(self, statuses):
         """Note launch's wait status if launch is among the ended processes `statuses` (by pid)."""
@@ -184,29 +188,38 @@ class Guard:
 
     def do_due_work(self):
         """Send the beat, write the records and end the grace period, each when it is due."""
-        now = time.monotonic()
+        time_now = time.monotonic()
         self.frames.flush()
-        if now >= self.next_beat:
+        if time_now >= self.next_beat:
             running = [worker.rank for worker in self.workers.running()] if self.workers else []
-            idle = self.idleness.seconds(now) if self.idleness is not None else None
+            idle = self.idleness.seconds(time_now) if self.idleness is not None else None
             self.frames.send("beat", unix=time.time(), running=running, idle=idle)
-            self.next_beat = now + (self.task.beat if self.task else BEAT)
+            self.next_beat = time_now + (self.task.beat if self.task else BEAT)
             self.check_owner()
             self.check_group()
-        if self.recorder is not None and now >= self.next_record:
+        if self.recorder is not None and time_now >= self.next_record:
             self.recorder.tick()
-            self.record_stacks(now)
+            # Record the stacks of ranks that have been silent for long. After a failure all ranks
+            # are asked: a rank that continues may have caused it.
+            try:
+                line = self.stacks.look(time_now, self.stage is Stage.FAILING)
+            except OSError as error:
+                self.report_trouble("stacks", cause_of(error))
+                line = None
+            if line is not None:
+                self.recorder.write(line)
             self.tail.send(self.frames)
             # Each line is due an interval after the line before was due, so that delays do not add
             # up. A loop that was late by more than that omits the missed lines.
-            self.next_record = max(self.next_record + INTERVAL, now)
-        if self.kill_at is not None and now >= self.kill_at:
+            self.next_record = max(self.next_record + INTERVAL, time_now)
+        if self.kill_at is not None and time_now >= self.kill_at:
             self.leave_loop(self.reason)
 
     # ---- starting ----
 
     def start_task(self, order):
-        """Claim the machine, and start launch and the recorder. Leaves the loop if that fails."""
+        """Claim the machine, and start launch and the recorder. `order`: the line of type `start`
+        (link.read_task). Leaves the loop if the start fails."""
         try:
             self.task = read_task(order)
             self.link.lease = self.task.lease
@@ -254,17 +267,6 @@ class Guard:
 
     # ---- while it runs ----
 
-    def record_stacks(self, now):
-        """Record the stacks of ranks that have been silent for long."""
-        try:
-            # After a failure all ranks are asked: a rank that continues may have caused it.
-            line = self.stacks.look(now, self.stage is Stage.FAILING)
-        except OSError as error:
-            self.report_trouble("stacks", cause_of(error))
-            return
-        if line is not None:
-            self.recorder.write(line)
-
     def find_last_activity(self):
         """Return {rank: (pid, when it was last active, its counted sums)} of the ranks that live. A
         rank is active when it ends a step or enters a sum. A rank that records neither is active
@@ -273,6 +275,7 @@ class Guard:
         for worker in self.workers.running():
             sums = worker.read_sums()
             name = records.steps(worker.rank, self.task.attempt)
+            # `newest` is in nanoseconds of the same clock (contract/records.py).
             last_active = max(self.tail.step_times.get(name, 0.0), sums.get("newest", 0) / 1e9)
             if not last_active:
                 reads = [stream.last_read for stream in worker.streams if stream.last_read]
@@ -282,18 +285,18 @@ class Guard:
 
     def check_owner(self):
         """Send a frame when somebody begins to use this machine, or stops using it."""
-        if self.owner is None:
+        if self.owner_watch is None:
             return
         # At each change the process prints a sign, or an empty line for none: the last line counts.
-        signs = self.owner.lines()
+        signs = self.owner_watch.lines()
         if signs and signs[-1] != self.owner_sign:
             self.owner_sign = signs[-1]
             self.frames.send("owner", sign=self.owner_sign or None)
-        if not self.owner.has_ended:
+        if not self.owner_watch.has_ended:
             return
         # The process has ended. Start another process, but only once in an attempt.
-        self.owner.stop()
-        self.owner = None
+        self.owner_watch.stop()
+        self.owner_watch = None
         if "owner" not in self.troubles:
             self.report_trouble(
                 "owner", "what looked whether its owner is back ended, and begins again"
@@ -313,7 +316,7 @@ class Guard:
     def watch_owner(self):
         """Start the process that watches for the owner, if the task names signs. Raises OSError."""
         if self.task.owner_signs:
-            self.owner = owner.watch(self.task.owner_signs, self.task.away_dir)
+            self.owner_watch = owner.watch(self.task.owner_signs, self.task.away_dir)
 
     def report_trouble(self, subject, message):
         """Report a problem that does not end the run, once for each subject."""
@@ -324,8 +327,8 @@ class Guard:
     def check_group(self):
         """Report ranks that train apart. A script that makes no process group connects them to no
         other rank. A script that avoids DDP's sums sends no gradients."""
-        now = time.monotonic()
-        if self.traffic is None or now < self.next_group_check:
+        time_now = time.monotonic()
+        if self.traffic is None or time_now < self.next_group_check:
             return
         try:
             self.traffic.look(self.workers.pids())
@@ -335,25 +338,26 @@ class Guard:
         # Once all ranks have met, a check only looks whether ranks send gradients. A look at all
         # sockets takes time, so the checks become rare. Once gradients flow, the checks end.
         if not self.unmet_ranks():
-            is_summing = self.traffic.total()[0] > sockets.SENT_MOST  # [0]: bytes sent
-            pause = float("inf") if is_summing else self.task.meet_within / 6
-            self.next_group_check = now + pause
+            sent_bytes, _ = self.traffic.total()
+            is_summing = sent_bytes > sockets.SENT_MOST
+            pause = float("inf") if is_summing else CHECK_FRACTION * self.task.meet_within
+            self.next_group_check = time_now + pause
         signs, warning = {}, self.isolation_warning(1)
         if warning:
             signs["alone"] = self.unmet_ranks()
             self.report_trouble("group", warning)
-        received = self.traffic.only_received(self.task.meet_within)
-        if received:
-            signs["only_received"] = received
-            text = "its ranks received {:.1f} MB of the others, and in {:.0f} s since then sent "
-            text += "them less than {} kB: no gradients were summed so far. Unless the first step "
-            text += "is yet to come, or gradients are to be summed later, each machine trains a "
-            text += "model of its own"
-            sent_kib = sockets.SENT_MOST >> 10
-            message = text.format(received / 1e6, self.task.meet_within, sent_kib)
+        received_bytes = self.traffic.only_received(self.task.meet_within)
+        if received_bytes:
+            signs["only_received"] = received_bytes
+            message = (
+                "its ranks received {:.1f} MB of the others, and in {:.0f} s since then sent "
+                "them less than {} kB: no gradients were summed so far. Unless the first step "
+                "is yet to come, or gradients are to be summed later, each machine trains a "
+                "model of its own"
+            ).format(received_bytes / 1e6, self.task.meet_within, sockets.SENT_MOST >> 10)
             self.report_trouble("sums", message)
         if self.recorder is not None:
-            self.recorder.sampler.signs = signs
+            self.recorder.sampler.signs = signs  # the report reads them in the records
 
     def unmet_ranks(self):
         """Return the ranks that have connected to no other rank; [] if the kernel does not say."""
@@ -364,22 +368,22 @@ class Guard:
         """Return a warning with the ranks that have connected to no other rank, if this fraction of
         `meet_within` is over. Returns None before, and if all ranks have met."""
         unmet, allowed = self.unmet_ranks(), self.task.meet_within
-        # meet_by - allowed is when launch was started.
-        seconds = min(allowed, time.monotonic() - self.meet_by + allowed)
+        started_at = self.meet_by - allowed
+        seconds = min(allowed, time.monotonic() - started_at)
         if not unmet or seconds < fraction * allowed:
             return None
-        text = "{} connected to no other rank within {:.0f} s: a script that never calls "
-        text += "torch.distributed.init_process_group, or starts its own ranks, trains separately "
-        text += "on each machine"
         ranks = "rank{} {}".format("s" * (len(unmet) > 1), ", ".join(map(str, unmet)))
-        return text.format(ranks, seconds)
+        return (
+            "{} connected to no other rank within {:.0f} s: a script that never calls "
+            "torch.distributed.init_process_group, or starts its own ranks, trains separately "
+            "on each machine"
+        ).format(ranks, seconds)
 
     def report_worker_end(self, worker):
         """Report a worker's end. The first failure starts the clock for the other workers."""
         failed = worker.status != 0
-        worker.describe_ending()
         worker.is_first_failure = failed and self.stage is Stage.RUNNING
-        self.frames.send("worker_exit", **describe(worker))
+        self.frames.send("worker_exit", **worker.describe_end())
         if not failed and self.recorder is not None:
             self.recorder.sampler.finished.append(worker.rank)
         if worker.is_first_failure:
@@ -396,7 +400,7 @@ class Guard:
             return
         self.reason, self.stage = self.reason or reason, Stage.STOPPING
         self.kill_at = time.monotonic() + grace
-        if self.workers is None:
+        if self.workers is None:  # no task has come, so there is nothing to wait for
             self.leave_loop(reason)
             return
         # While no worker runs yet, launch gets the signal.
@@ -416,8 +420,8 @@ class Guard:
 
     def finish(self):
         """End all processes, write the last records and send the last frames."""
-        if self.owner is not None:
-            self.owner.stop()
+        if self.owner_watch is not None:
+            self.owner_watch.stop()
         # nvidia-smi stays: the last sample still needs it, and then the recorder ends it.
         nvidia_smi = self.recorder.sampler.gpus.process if self.recorder is not None else None
         spared = [nvidia_smi.process.pid] if nvidia_smi is not None else []
@@ -434,7 +438,7 @@ class Guard:
         if self.recorder is not None:
             self.recorder.end(entry, {str(worker.rank): worker.peak for worker in members})
             self.tail.send_end(self.frames)
-        if hanging:
+        if hanging:  # a machine that must be rebooted matters more than an earlier message
             self.message = "processes hang in the kernel and cannot be ended: {}".format(hanging)
         processes = list_leftovers(commands, hanging)
         self.frames.send(

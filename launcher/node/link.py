@@ -11,9 +11,9 @@ import types
 
 from launcher.node.machine import boottime
 
-TEXT = 4000  # characters of a field: the control node accepts 4096, and 1 MiB per frame
-PATIENCE = 1.0  # seconds that one call waits for a slow reader
-BACKLOG = 16 << 20  # bytes for a slow reader: 10,000 lines a second for as long as a lease
+FIELD_CHARACTERS = 4000  # of a text: the control node accepts 4096, and 1 MiB per frame
+READER_SECONDS = 1.0  # that one call waits for a slow reader
+BACKLOG_BYTES = 16 << 20  # for a slow reader: 10,000 lines a second for as long as a lease
 LEASE, BEAT = 16.0, 1.0  # seconds; see FIELDS
 NEEDED = object()  # marks a field that has no default
 # {field of a task: (type, default)}
@@ -71,7 +71,7 @@ def read_task(line):
 
 
 class FrameWriter:
-    """Numbers frames and writes them without ever blocking the guard."""
+    """Numbers frames and writes them without ever blocking the guard (docs/guard-protocol.md)."""
 
     def __init__(self, fd):
         # A guard that waits for a slow reader could not end its workers when the lease ends.
@@ -83,10 +83,11 @@ class FrameWriter:
         self.is_broken = False  # the reader is gone
 
     def send(self, kind, payload=b"", **fields):
-        """Queue one frame, and write as much as the reader takes at once."""
+        """Queue a frame of a `kind` with these `fields`, and the bytes `payload`. Writes as much as
+        the reader takes at once."""
         head = {"type": kind}
         for name, value in fields.items():
-            head[name] = value[:TEXT] if isinstance(value, str) else value
+            head[name] = value[:FIELD_CHARACTERS] if isinstance(value, str) else value
         if payload:
             head["bytes"] = len(payload)
         head["seq"], head["mono"] = self.seq, round(time.monotonic(), 6)
@@ -117,7 +118,7 @@ class FrameWriter:
     @property
     def is_full(self):
         """Whether the reader is so slow that workers have to wait with their output."""
-        return self.size > BACKLOG
+        return self.size > BACKLOG_BYTES
 
 
 class LineReader:
@@ -160,17 +161,17 @@ class Link:
         self.frames, self.orders = FrameWriter(stdout), LineReader(stdin)
         self.lease = LEASE
         # This clock also counts sleep: a machine that slept must not continue with an old lease.
-        self.renewed = boottime()
+        self.renewed_at = boottime()
 
     def seconds_left(self):
         """Return the seconds until the lease ends; negative if the lease has ended."""
-        return self.renewed + self.lease - boottime()
+        return self.renewed_at + self.lease - boottime()
 
     def read_orders(self):
         """Return the orders that have arrived. Each of them renews the lease."""
         orders = self.orders.lines()
         if orders:
-            self.renewed = boottime()
+            self.renewed_at = boottime()
         return orders
 
     @property
@@ -183,7 +184,7 @@ class Link:
         return bool(self.frames.pending) and self.seconds_left() >= 0 and not self.orders.is_closed
 
     def wait_for_reader(self):
-        """Wait up to PATIENCE for a slow reader, and write more frames."""
-        select.select([], [self.frames.fd], [], PATIENCE)
+        """Wait up to READER_SECONDS for a slow reader, and write more frames."""
+        select.select([], [self.frames.fd], [], READER_SECONDS)
         self.read_orders()
         self.frames.flush()

@@ -30,9 +30,9 @@ def claim(run, holder):
     """Return a socket whose abstract name, tandem/PID/RUN/HOLDER, exists while this process lives.
     /proc/net/unix shows this name to every user of the machine."""
     name = "/".join(["tandem", str(os.getpid()), plain(run), plain(holder)])
-    mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    mark.bind("\0" + name[:LONGEST])
-    return mark
+    named_socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    named_socket.bind("\0" + name[:LONGEST])
+    return named_socket
 
 
 def claims():
@@ -59,17 +59,24 @@ def plain(word):
 
 def claim_alone(run):
     """Return a socket with the name ALONE, or None if another guard of this run has that name.
-    Raises InUse if another run has it.
+    Raises InUse if another run has it, and OSError.
 
     Two launchers that probe a machine in the same second both find the machine free. But the kernel
     gives the name to only one guard.
     """
     for _ in range(TRIES):
-        mark = bind_alone()
-        if mark is not None:
-            return mark
+        named_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            user, holder_run, holder = find_holder()
+            named_socket.bind(ALONE)
+            # No connection is ever accepted: a client that waits can already ask for the pid.
+            named_socket.listen(socket.SOMAXCONN)
+            return named_socket
+        except OSError as error:
+            named_socket.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+        try:
+            uid, holder_run, holder = find_holder()
         except ConnectionRefusedError:  # the holder begins or ends at this moment
             time.sleep(PAUSE_SECONDS)
             continue
@@ -77,31 +84,16 @@ def claim_alone(run):
             break
         # Any user may take the name and make any claim. So the holder's claim to belong to this run
         # counts only if the holder's user is the run's user.
-        if user != os.getuid():
+        if uid != os.getuid():
             try:
-                user_name = pwd.getpwuid(user).pw_name
+                user_name = pwd.getpwuid(uid).pw_name
             except KeyError:
-                user_name = str(user)
+                user_name = str(uid)
             holder = "{} (user {})".format(holder, user_name)
         elif holder_run == plain(run):
             return None
         raise InUse("it is in use by {}: run {}".format(holder, holder_run))
     raise InUse("it is in use by a process that does not say its run")
-
-
-def bind_alone():
-    """Return a socket with the name ALONE; None if another process has it. Raises OSError."""
-    mark = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        mark.bind(ALONE)
-    except OSError as error:
-        mark.close()
-        if error.errno != errno.EADDRINUSE:
-            raise
-        return None
-    # No connection is ever accepted: a client that waits can already ask for the holder's pid.
-    mark.listen(socket.SOMAXCONN)
-    return mark
 
 
 def find_holder():
@@ -110,10 +102,11 @@ def find_holder():
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.setblocking(False)  # no listener may keep the guard from renewing its lease
         client.connect(ALONE)
+        # struct ucred: process id, user id, group id.
         size = struct.calcsize("3i")
         answer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    pid, user, _ = struct.unpack("3i", answer)
+    pid, uid, _ = struct.unpack("3i", answer)
     names = pathlib.Path("/proc/net/unix").read_text(errors="replace")
     match = re.search(r" @tandem/{}/([^/\n]+)/([^/\n]+)$".format(pid), names, re.MULTILINE)
     run, holder = match.groups() if match else ("unknown", "process {}".format(pid))
-    return user, run, holder
+    return uid, run, holder

@@ -15,11 +15,12 @@ import time
 
 from launcher.node.processes import PROC, LineProcess, stat_of
 
-LOOK_EVERY = 2.0  # seconds
-GPUS_EVERY = 10.0  # seconds; nvidia-smi takes one
+LOOK_EVERY = 2.0  # seconds between two looks
+GPUS_EVERY = 10.0  # seconds between two looks at the GPUs, since nvidia-smi takes a second
 COMMAND_SECONDS = 5.0  # for one command
 WINDOW = 10.0  # seconds over which the use of processors is averaged
-BUSY_PROCESSORS, BUSY_GPU_PERCENT = 0.5, 10  # a machine that is used less counts as free
+# A machine that is used less counts as free: half a processor, and a tenth of a GPU.
+BUSY_PROCESSORS, BUSY_GPU_PERCENT = 0.5, 10
 # User ids below the first one are the system's. The other ids that are no person's are `nobody` and
 # those that systemd makes for services.
 FIRST_PERSON, NO_PERSONS = 1000, (65534, *range(61184, 65520))
@@ -103,8 +104,9 @@ def gpu_pids(ask=output):
         elif "sm" in columns and len(words) >= len(columns):
             row = dict(zip(columns, words))
             pid, percent = row.get("pid", ""), row["sm"]
-            if re.match("[0-9]{1,9}$", pid) and re.match("[0-9]{1,9}$", percent):
-                pids += [int(pid)] if int(percent) >= BUSY_GPU_PERCENT else []
+            are_numbers = all(re.match("[0-9]{1,9}$", text) for text in (pid, percent))
+            if are_numbers and int(percent) >= BUSY_GPU_PERCENT:
+                pids.append(int(pid))
     return pids
 
 
@@ -134,27 +136,27 @@ class Signs:
 
     def has_busy_processors(self):
         """Return whether processes of other people used more than BUSY_PROCESSORS."""
-        now, seconds = time.monotonic(), processor_seconds()
+        time_now, seconds = time.monotonic(), processor_seconds()
         # All seconds of a new process count, unless this is the first look. A process that began
         # and ended between two looks is not seen.
         if self.last_seconds is not None:
             for process, used_seconds in seconds.items():
                 self.total += max(0.0, used_seconds - self.last_seconds.get(process, 0.0))
         self.last_seconds = seconds
-        self.totals.append((now, self.total))
+        self.totals.append((time_now, self.total))
         # The oldest entry has to be at least the window's length ago, and the next one less.
-        while len(self.totals) > 2 and now - self.totals[1][0] >= self.window:
+        while len(self.totals) > 2 and time_now - self.totals[1][0] >= self.window:
             self.totals.popleft()
         window_start, start_total = self.totals[0]
-        passed = now - window_start
+        passed = time_now - window_start
         return passed >= self.window and self.total - start_total > BUSY_PROCESSORS * passed
 
     def has_busy_gpu(self):
         """Return whether another person's process uses a GPU."""
-        now = time.monotonic()
-        if now >= self.next_gpu_look:
+        time_now = time.monotonic()
+        if time_now >= self.next_gpu_look:
             self.is_gpu_used = any(is_other_person(user_of(pid)) for pid in gpu_pids())
-            self.next_gpu_look = now + GPUS_EVERY
+            self.next_gpu_look = time_now + GPUS_EVERY
         return self.is_gpu_used
 
 
@@ -193,6 +195,7 @@ def watch(names, away):
     """Start a process that prints these signs for as long as the guard lives. Raises OSError."""
     # In another process, because its commands may hang, and the guard must not hang.
     root = str(pathlib.Path(__file__).resolve().parents[2])
-    text = "import sys; sys.path[0] = {!r}; from launcher.node import owner; "
-    text += "owner.stream({!r}, {!r})"
-    return LineProcess([sys.executable, "-IB", "-c", text.format(root, list(names), away)])
+    code = (
+        "import sys; sys.path[0] = {!r}; from launcher.node import owner; owner.stream({!r}, {!r})"
+    ).format(root, list(names), away)
+    return LineProcess([sys.executable, "-IB", "-c", code])

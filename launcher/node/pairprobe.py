@@ -1,5 +1,6 @@
 """Measures the network between machines, for `make plan`. launcher/measure.py makes a timetable of
-rounds, and runs this program on each machine with the turns of that machine.
+rounds, and runs this program on each machine with the turns of that machine. Below, `plan` is a
+machine's timetable (make_timetables in launcher/measure.py).
 
 In each round a machine measures with one partner or rests, so no two measurements share a cable.
 The client of a pair measures, and its partner serves. A client waits until its partner has reached
@@ -19,14 +20,14 @@ import threading
 import time
 from pathlib import Path
 
-CHUNK = 1 << 20  # bytes of one send or one receive
+CHUNK_BYTES = 1 << 20  # of one send or one receive
 LINE_BYTES = 4096  # at most, of a request or an answer
 # Connections that have not sent their request yet. If there are more, the oldest one is closed.
 MOST_WAITING = 32
 # These first seconds of a stream do not count, because TCP starts slowly, and because a rate limit
 # may allow a burst. The plan's `settle` may replace this value.
 SETTLE_SECONDS = 0.25
-PINGS = 300
+PINGS = 300  # for the median and the 99th percentile of the latency
 # The time for each answer of a partner that has answered once. For the first answer a partner has
 # the plan's `patience`, because it may still be in an earlier round.
 TIMEOUT_SECONDS = 30.0
@@ -69,13 +70,15 @@ def read_line(connection):
 
 
 def send_line(connection, value):
+    """Send a value as a line of JSON. Raises OSError."""
     connection.sendall(json.dumps(value).encode() + b"\n")
 
 
 def send_for(connection, plan, seconds):
-    """Send as fast as the link allows, for the seconds that do not count and then for `seconds`."""
-    settle = plan.get("settle", SETTLE_SECONDS)
-    block, end = bytes(CHUNK), time.monotonic() + settle + seconds
+    """Send as fast as the link allows, for the seconds that do not count and then for `seconds`.
+    Then end the stream. Raises OSError."""
+    settle_seconds = plan.get("settle", SETTLE_SECONDS)
+    block, end = bytes(CHUNK_BYTES), time.monotonic() + settle_seconds + seconds
     while time.monotonic() < end:
         connection.sendall(block)
     connection.shutdown(socket.SHUT_WR)
@@ -83,25 +86,25 @@ def send_for(connection, plan, seconds):
 
 def receive_rate(connection, plan):
     """Return the Mbit/s of payload that arrive until the stream ends. Raises OSError."""
-    buffer, settle = bytearray(CHUNK), plan.get("settle", SETTLE_SECONDS)
+    buffer, settle_seconds = bytearray(CHUNK_BYTES), plan.get("settle", SETTLE_SECONDS)
     start = counted_from = counted_to = None
-    total = 0
-    # The first chunk after `settle` starts the clock. The bytes of later chunks count.
+    counted_bytes = 0
+    # The first chunk after `settle_seconds` starts the clock. The bytes of later chunks count.
     while True:
         size = connection.recv_into(buffer)
-        now = time.monotonic()
+        time_now = time.monotonic()
         if not size:
             break
         if start is None:
-            start = now
+            start = time_now
         if counted_from is None:
-            if now - start >= settle:
-                counted_from = now
+            if time_now - start >= settle_seconds:
+                counted_from = time_now
             continue
-        total, counted_to = total + size, now
-    if not total or counted_to == counted_from:
+        counted_bytes, counted_to = counted_bytes + size, time_now
+    if not counted_bytes or counted_to == counted_from:
         raise OSError("too little arrived to measure")
-    return round(total * 8 / (counted_to - counted_from) / 1e6, 1)
+    return round(counted_bytes * 8 / (counted_to - counted_from) / 1e6, 1)
 
 
 # ---------------------------------------------------------------------------- the serving side
@@ -126,8 +129,8 @@ class Listener:
             connection.close()
 
     def accept(self, end):
-        """Return the next connection whose request has the token, and that request. Raises
-        socket.timeout at the time `end`."""
+        """Return the next connection whose request has the token, and that request: a dictionary
+        of `connect`. Raises socket.timeout at the time `end`."""
         while True:
             seconds_left = end - time.monotonic()
             if seconds_left <= 0:
@@ -183,7 +186,8 @@ def serve_round(listener, plan, partner, early):
     """Serve one partner until it sends `done`, or `patience` is over.
 
     `early`: {host: (connection, request)} of partners that have reached a later round, and wait.
-    Raises OSError if this partner is one of them: then it has given up this round.
+    New ones are added. Raises OSError if this partner is one of them: then it has given up this
+    round.
     """
     end = time.monotonic() + plan["patience"]
     while True:
@@ -206,11 +210,10 @@ def serve_round(listener, plan, partner, early):
             # The empty answer starts the test. With "receive", this machine receives.
             send_line(connection, {})
             if test == "latency":
-                while True:
-                    byte = connection.recv(1)
-                    if not byte:
-                        break
+                byte = connection.recv(1)
+                while byte:
                     connection.sendall(byte)
+                    byte = connection.recv(1)
             elif test == "receive":
                 send_line(connection, {"mbit": receive_rate(connection, plan)})
             elif test == "send":
@@ -222,7 +225,7 @@ def serve_mtu(connection, plan):
     """Answer each datagram with its length, until the TCP connection ends."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as echo:
         echo.bind((plan["address"], plan["port"]))
-        echo.settimeout(0.05)
+        echo.settimeout(0.05)  # so often the loop looks whether the connection has ended
         send_line(connection, {})
         connection.setblocking(False)
         end = time.monotonic() + TIMEOUT_SECONDS
@@ -267,7 +270,8 @@ def connect(plan, partner, test, awaits_answer=True):
 
 
 def measure_pair(plan, partner):
-    """Return the figures of this machine's link to a partner. Raises OSError."""
+    """Return the figures of this machine's link to a partner: `latency_ms`, `latency_p99_ms`,
+    `mbit_to`, `mbit_from` and `mtu`. Raises OSError."""
     figures = {}
     with connect(plan, partner, "latency") as connection:
         times = []
@@ -298,7 +302,7 @@ def measure_mtu(plan, partner):
         probe.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)
         probe.bind((plan["address"], 0))
         probe.connect((plan["peers"][partner], plan["port"]))
-        probe.settimeout(0.3)
+        probe.settimeout(0.3)  # for the answer to one datagram
         # Search between 576 bytes, which every IPv4 host must accept, and the route's MTU.
         low, high = 576 - HEADERS, probe.getsockopt(socket.IPPROTO_IP, IP_MTU) - HEADERS
         if arrives(probe, high):
@@ -308,7 +312,7 @@ def measure_mtu(plan, partner):
         while high - low > 1:
             middle = (low + high) // 2
             if arrives(probe, middle):
-                low = middle
+                low = middle  # the largest that has arrived
             else:
                 high = middle
     return low + HEADERS
@@ -330,11 +334,12 @@ def arrives(probe, size):
 
 
 def measure_ring(listener, plan, turn, early):
-    """Return the rate at which bytes arrive from the previous machine of the ring, while each
-    machine sends to the next one (`partner`). Raises OSError."""
+    """Return {"mbit": the rate at which bytes arrive from the previous machine of the ring}, while
+    each machine sends to the next one (`partner`). Raises OSError."""
     with connect(plan, turn["partner"], "ring", awaits_answer=False) as outgoing:
         request, end = None, time.monotonic() + plan["patience"]
-        while request is None or request["test"] != "ring":  # ignores other requests
+        # A request for another test belongs to an earlier round, and is ignored.
+        while request is None or request["test"] != "ring":
             incoming, request = early.pop(turn["before"], None) or listener.accept(end)
         with incoming:
             incoming.settimeout(plan["patience"])
@@ -359,23 +364,20 @@ def measure_ring(listener, plan, turn, early):
 # ------------------------------------------------------------------------------- this machine
 
 
-def read_interface(interface):
-    """Return the MTU and speed of a network interface (Mbit/s, None if unknown)."""
-    figures = {"interface": interface}
+def measure_links(plan):
+    """Measure in all turns of this machine, and return its figures. A link that failed has only an
+    `error`. A turn of the plan is {"role": "client", "partner": "node2"}, or None if the machine
+    rests. The turn `ring` also has the machine `before` this one, and whether this one is `first`.
+    """
+    result, early = {"host": plan["host"], "address": plan["address"], "pairs": {}}, {}
+    # The speed is in Mbit/s. Both are None if the interface does not say.
+    result["card"] = {"interface": plan["interface"]}
     for name in ("mtu", "speed"):
         try:
-            figures[name] = int((Path("/sys/class/net") / interface / name).read_text())
+            path = Path("/sys/class/net") / plan["interface"] / name
+            result["card"][name] = int(path.read_text())
         except (OSError, ValueError):
-            figures[name] = None
-    return figures
-
-
-def main(plan):
-    """Measure in all turns of this machine, and return its figures. A link that failed has only an
-    `error`. `plan`: this machine's value from make_timetables in launcher/measure.py. A turn is
-    {"role": "client", "partner": "node2"}, or None if the machine rests."""
-    result, early = {"host": plan["host"], "address": plan["address"], "pairs": {}}, {}
-    result["card"] = read_interface(plan["interface"])
+            result["card"][name] = None
     with Listener(plan) as listener:
         for turn in filter(None, plan["rounds"]):
             figures, partner = None, turn["partner"]
@@ -397,9 +399,9 @@ def main(plan):
 
 def measure_and_run(result, command):
     """Measure by the timetable in TANDEM_LINKS, write the figures to the Path `result`, and become
-    `command`; exit if a link failed."""
+    `command`. Exits with a message if a link failed."""
     # The timetable has the token, and other users can read a command line: hence the environment.
-    figures = main(json.loads(os.environ.pop("TANDEM_LINKS")))
+    figures = measure_links(json.loads(os.environ.pop("TANDEM_LINKS")))
     pairs = list(figures["pairs"].items())
     pairs.append(("the machine before it in the ring", figures["ring"]))
     failed = ["{}: {}".format(peer, pair["error"]) for peer, pair in pairs if "error" in pair]

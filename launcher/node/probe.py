@@ -27,12 +27,13 @@ COMMAND_SECONDS = 20  # for one command: the control node waits 30 s for the who
 
 
 def main(question, mark):
-    """Print one line of JSON after the mark: the facts that `question` asks for."""
-    folder = question["node_dir"]
+    """Print the facts that `question` (make_question in launcher/look.py) asks for, as a line of
+    JSON that begins with `mark`: a .bashrc may print lines of its own before it."""
+    node_dir = question["node_dir"]
     # /proc/cpuinfo has `flags\t\t: fpu vme de ...` for each processor, with equal flags.
     cpu_info = pathlib.Path("/proc/cpuinfo").read_text(errors="replace")
-    flags = re.search(r"^flags\s*:(.*)", cpu_info, re.MULTILINE)
-    cpu_flags = set(flags.group(1).split() if flags else ()).intersection(question["cpu_flags"])
+    match = re.search(r"^flags\s*:(.*)", cpu_info, re.MULTILINE)
+    cpu_flags = set(match.group(1).split() if match else ()).intersection(question["cpu_flags"])
     glibc = re.match(r"2\.(\d{1,3})", platform.libc_ver()[1])
     facts = {
         "unix": time.time(),
@@ -53,11 +54,11 @@ def main(question, mark):
         "data": describe_data_set(
             question["data"],
             question["data_kind"],
-            folder,
+            node_dir,
             is_listed=not question["data_reader"],
         ),
-        "disk_free": disk_free(nearest_folder(folder)),
-        "writable": os.access(nearest_folder(folder), os.W_OK),
+        "disk_free": disk_free(nearest_folder(node_dir)),
+        "writable": os.access(nearest_folder(node_dir), os.W_OK),
         "guard_python": os.access(question["guard_python"], os.X_OK),
     }
     print(mark + json.dumps(facts))
@@ -68,14 +69,14 @@ def identify_machine():
     # A container's boot_id differs from that of its machine, so it does not help. The serial
     # numbers of disks distinguish PCs. The kernel's address in memory, which is random at each
     # boot, distinguishes virtual machines without serial numbers.
-    block, kernel = pathlib.Path("/sys/block"), pathlib.Path("/sys/kernel/vmcoreinfo")
-    names = ("serial", "wwid", "device/wwid")
-    serials = sorted(path for name in names for path in block.glob("*/" + name))
+    disks, kernel_address = pathlib.Path("/sys/block"), pathlib.Path("/sys/kernel/vmcoreinfo")
+    names = ("serial", "wwid", "device/wwid")  # which of them a disk has depends on its driver
+    serials = sorted(path for name in names for path in disks.glob("*/" + name))
     try:
-        facts = [path.read_text() for path in [*serials, kernel]]
+        facts = [path.read_text() for path in [*serials, kernel_address]]
         # `MemTotal:       16318772 kB`
         facts.append(pathlib.Path("/proc/meminfo").read_text().splitlines()[0])
-    except OSError:
+    except OSError:  # a container may hide these files
         return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
@@ -87,38 +88,38 @@ def find_versions():
     from importlib import metadata
 
     # The metadata of packages has their versions. An import of torch would take seconds.
-    packages = {"python": "{}.{}.{}".format(*sys.version_info[:3])}
+    versions = {"python": "{}.{}.{}".format(*sys.version_info[:3])}
     for name in ("torch", "torchvision"):
         try:
-            packages[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            packages[name] = None
-    packages["nccl"] = packages["cuda"] = None
+            versions[name] = None
+    versions["nccl"] = versions["cuda"] = None
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"] or ""
-        if re.match(r"nvidia-nccl-cu\d+$", name):
-            packages["nccl"] = distribution.version
+        if re.match(r"nvidia-nccl-cu\d+$", name):  # nvidia-nccl-cu12
+            versions["nccl"] = distribution.version
     # torch's CUDA version is only in its version.py: `cuda = '12.8'`, or `cuda = None`.
     for folder in sys.path:
         path = pathlib.Path(folder, "torch", "version.py")
         if path.exists():
             match = re.search(r"^cuda[^=]*= *'([^']+)'", path.read_text(), re.MULTILINE)
-            packages["cuda"] = match.group(1) if match else None
-            break
-    return packages
+            versions["cuda"] = match.group(1) if match else None
+            break  # Python imports the first torch on the path
+    return versions
 
 
 def list_distributions(max_count):
     """Return {name: version} of at most `max_count` packages, as pip spells their names."""
     from importlib import metadata
 
-    packages = {}
+    versions = {}
     for distribution in metadata.distributions() if max_count else ():
         name = distribution.metadata["Name"]
         # If a name is on the path twice, Python imports the first, so its version counts.
-        if name and len(packages) < max_count:
-            packages.setdefault(name, distribution.version)
-    return packages
+        if name and len(versions) < max_count:
+            versions.setdefault(name, distribution.version)
+    return versions
 
 
 def find_missing_packages(names):
@@ -128,9 +129,10 @@ def find_missing_packages(names):
     for name in names:
         try:
             has_package = importlib.util.find_spec(name) is not None
-        except (ImportError, ValueError):
+        except (ImportError, ValueError):  # a broken package, or a module without a spec
             has_package = False
-        missing += [] if has_package else [name]
+        if not has_package:
+            missing.append(name)
     return missing
 
 
@@ -140,6 +142,7 @@ def find_free_ports(ports):
     for port in ports:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
             try:
+                # A port that waits after a connection (TIME_WAIT) is free for the ranks, too.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 sock.bind(("", port))
             except OSError:
@@ -157,31 +160,37 @@ def nearest_folder(path):
     return str(path)
 
 
-def count_gpus_on_bus():
-    """Return the number of NVIDIA's display controllers (PCI class 03), also without a driver."""
-    count = 0
+def list_gpus():
+    """Return the fields of Gpus (boundary/answers.py): the GPUs, their driver, their processes."""
+    facts = {"cards": [], "driver": None, "processes": [], "error": None, "on_bus": 0}
+    # Count NVIDIA's display controllers (PCI class 03) on the bus, also without a driver.
     for device in pathlib.Path("/sys/bus/pci/devices").glob("*"):
         try:
-            vendor, kind = (device / "vendor").read_text(), (device / "class").read_text()
+            vendor, pci_class = (device / "vendor").read_text(), (device / "class").read_text()
         except OSError:
             continue
-        count += vendor.strip() == "0x10de" and kind.startswith("0x03")
-    return count
-
-
-def list_gpus():
-    """Return the GPUs in the order of nvidia-smi, the driver's version, and the GPUs' processes."""
-    facts = {"cards": [], "driver": None, "processes": [], "error": None}
-    facts["on_bus"] = count_gpus_on_bus()
+        facts["on_bus"] += vendor.strip() == "0x10de" and pci_class.startswith("0x03")
     if shutil.which("nvidia-smi") is None:
         return facts
     rows = query_gpus("driver_version", "name", "uuid", "pci.device_id")
     if rows is None:
-        return dict(facts, error=explain_failure(["nvidia-smi"]))
+        return dict(facts, error=explain_nvidia_smi_failure())
     # A driver of 2021 or older rejects a query with this field, hence a query of its own.
-    capabilities = query_gpus("compute_cap") or []
-    capabilities += [[""]] * (len(rows) - len(capabilities))
-    cards = [parse_gpu(row, capability) for row, capability in zip(rows, capabilities)]
+    capabilities = [row[0] for row in query_gpus("compute_cap") or []]
+    capabilities += [""] * (len(rows) - len(capabilities))
+    cards = []
+    for row, capability in zip(rows, capabilities):
+        # ["535.261.03", "NVIDIA GeForce RTX 2080 Ti", "GPU-6f1c...", "0x1E0710DE"] and "7.5". If
+        # nvidia-smi prints fewer fields, the others are empty.
+        _, name, uuid, device = [*row, "", "", ""][:4]
+        major, _, minor = capability.partition(".")
+        has_capability = major.isdigit() and minor.isdigit()
+        # 1E07 is the device's number, and 10DE is the vendor's.
+        pci = re.match(r"0x([0-9A-Fa-f]{4})10DE$", device)
+        card = {"name": name or "GPU", "uuid": uuid}
+        card["pci"] = pci.group(1).lower() if pci else None
+        card["sm"] = 10 * int(major) + int(minor) if has_capability else None
+        cards.append(card)
     text = run_command(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]) or ""
     pids = [int(line) for line in text.splitlines() if line.strip().isdigit()]
     driver = rows[0][0] if rows else None
@@ -194,24 +203,6 @@ def query_gpus(*fields):
     if text is None:
         return None
     return [[word.strip() for word in line.split(",")] for line in text.splitlines() if line]
-
-
-def parse_gpu(row, capability):
-    """Return the facts about a GPU. `row`: driver, name, UUID and PCI device; `capability`: the
-    compute capability. In the result, `sm` is 10 x major + minor of the compute capability, and
-    `pci` is the number of the device. Both are None if the driver does not report them."""
-    # ["535.261.03", "NVIDIA GeForce RTX 2080 Ti", "GPU-6f1c...", "0x1E0710DE"] and ["7.5"].
-    _, name, uuid, device = [*row, "", "", ""][:4]
-    major, _, minor = capability[0].partition(".")
-    has_capability = major.isdigit() and minor.isdigit()
-    # 1E07 is the device's number, and 10DE is the vendor's.
-    pci = re.match(r"0x([0-9A-Fa-f]{4})10DE$", device)
-    return {
-        "name": name or "GPU",
-        "uuid": uuid,
-        "pci": pci.group(1).lower() if pci else None,
-        "sm": 10 * int(major) + int(minor) if has_capability else None,
-    }
 
 
 def describe_process(pid):
@@ -227,13 +218,16 @@ def describe_process(pid):
     return {"pid": pid, "user": user, "command": command_of(pid)[:120]}
 
 
-def explain_failure(argv):
-    """Run nvidia-smi, and return why it fails."""
+def explain_nvidia_smi_failure():
+    """Run nvidia-smi again, and return why it fails."""
     try:
         subprocess.check_output(
-            argv, stderr=subprocess.STDOUT, timeout=COMMAND_SECONDS, universal_newlines=True
+            ["nvidia-smi"],
+            stderr=subprocess.STDOUT,
+            timeout=COMMAND_SECONDS,
+            universal_newlines=True,
         )
-        return "it lists no GPU"
+        return "it lists no GPU"  # alone it succeeds, only the query fails
     except subprocess.CalledProcessError as error:
         return " ".join(error.output.split())[:300]
     except (OSError, subprocess.SubprocessError) as error:
@@ -242,8 +236,8 @@ def explain_failure(argv):
 
 def describe_data_set(folder, kind, node_dir, is_listed=True):
     """Return the facts about a data set of this `kind` (contract/layout.py): its listings, or the
-    `problem` that keeps the folder from being such a data set. A client of a file server does not
-    list the data (`is_listed`). Then the time of the folder must suffice to compare machines."""
+    `problem` that keeps the folder from being such a data set. If not `is_listed`, another client
+    of the same file server lists the data, and the folder's time must suffice to compare them."""
     root = pathlib.Path(folder)
     exists = bool(folder) and root.is_dir()
     facts = {"exists": exists, "problem": None, "splits": {}, "others": []}
@@ -265,7 +259,7 @@ def describe_data_set(folder, kind, node_dir, is_listed=True):
 
 
 def show_data(folder, kind, node_dir, mark):
-    """Print the facts about a data set as a line of JSON after the mark."""
+    """Print the facts about a data set as a line of JSON that begins with `mark`."""
     print(mark + json.dumps(describe_data_set(folder, kind, node_dir)))
 
 

@@ -19,12 +19,13 @@ from launcher.node.processes import decode_status, descendants, stat_of
 from launcher.node.sockets import Peers
 
 INTERVAL = 1.0  # seconds between two lines
-END_BYTES = 1 << 18  # of all files together, which `send_end` sends after the last process ended
+# Of all files together, sent after the last process has ended: collect.py fetches what remains.
+END_BYTES = 1 << 18
 BACKLOG_LIMIT = 1 << 16  # while more bytes of frames wait for the reader, no records are added
 # After this number of lines every second sample is recorded, then every fourth, and so on.
 DECIMATE_AFTER = 20000
 SEARCH_EVERY = 10  # samples between two searches for a rank's other processes
-MOST_THREADS = 512  # of a rank, whose times are read
+MOST_THREADS = 512  # of a rank, whose times are read: each is a file, once a second
 RANK_TIMES = ("ran", "waited", "loaders", "loaders_busy")  # attributes of CpuTimes, in seconds
 # The names of drivers of processors' sensors in /sys/class/hwmon.
 PROCESSOR_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
@@ -77,11 +78,11 @@ class CpuTimes:
         self.has_times = False  # the times of a thread were read
 
     def state(self):
-        """Return the state of the rank's processes, a letter as in ps: T if a process is stopped,
-        else D if a process waits for a disk or a server, else the rank's own; "" if it is gone."""
+        """Return the state of the rank's processes, a letter as in ps: T if one is stopped, else D
+        if one waits for a disk or a server, else that of the rank; "" if the rank is gone."""
         stats = map(stat_of, self.pids)
         states = [stat.state if stat is not None else "" for stat in stats]
-        return next((stuck for stuck in "TD" if stuck in states), states[0])
+        return next((letter for letter in "TD" if letter in states), states[0])
 
     def look(self):
         """Add the seconds since the last look."""
@@ -92,23 +93,24 @@ class CpuTimes:
         threads, previous_time, self.look_time = {}, self.look_time, time.monotonic()
         passed = self.look_time - previous_time
         for pid in self.pids:
-            busy = 0.0
+            busy = 0.0  # seconds of this process since the last look
             for folder in list_threads(pid)[: MOST_THREADS - len(threads)]:
                 text = read_text(str(folder / "schedstat"))
                 if text:
                     self.has_times = True
                     # `208381000000 124015000 2`: nanoseconds that the thread ran, nanoseconds that
                     # the thread waited for a processor, and the number of time slices.
-                    ran, waited = [int(number) / 1e9 for number in text.split()[:2]]
-                    threads[folder] = ran, waited
+                    ran_total, waited_total = [int(number) / 1e9 for number in text.split()[:2]]
+                    threads[folder] = ran_total, waited_total
                     ran_before, waited_before = self.threads.get(folder, (0.0, 0.0))
-                    # Now `ran` and `waited` become the seconds since the last look. A difference is
-                    # negative if the thread has the number of an ended thread.
-                    ran, waited = max(0.0, ran - ran_before), max(0.0, waited - waited_before)
+                    # A difference is negative if the thread has the number of an ended thread.
+                    ran = max(0.0, ran_total - ran_before)
+                    waited = max(0.0, waited_total - waited_before)
                     self.ran += ran
                     self.waited += waited
                     busy += ran + waited
-            # Every other process of the rank counts as a loader.
+            # Every other process of the rank counts as a loader, and as one busy loader at most,
+            # even if it has several busy threads.
             if pid != self.pid and passed > 0:
                 busy = min(busy, passed)
                 self.loaders += busy
@@ -128,24 +130,25 @@ class Sampler:
     """Samples the state of this machine. `pids()` returns {rank: pid} of the ranks that live.
     `folder`: of the run's files, for the free space on their disk. `data`: of the data, whose disk
     is in each line. A figure that cannot be read is missing in the sample, and reported by
-    `trouble(subject, cause)`."""
+    `report_trouble(subject, cause)`."""
 
-    def __init__(self, interface="", data="", folder=None, pids=dict, trouble=None):
+    def __init__(self, interface="", data="", folder=None, pids=dict, report_trouble=None):
         if not interface:
             routes = read_text("/proc/net/route"), read_text("/proc/net/ipv6_route")
             interface = counters.find_default_interface(*routes) or "lo"
         self.interface = interface
         self.data_disk = disk_of(data) if data else None
         self.folder, self.pids = folder, pids
-        self.trouble = trouble or (lambda subject, cause: None)
-        self.gpus, self.peers, self.cpu_times = counters.Gpus(), Peers(), {}
+        self.report_trouble = report_trouble or (lambda subject, cause: None)
+        self.gpus, self.peers = counters.Gpus(), Peers()
+        self.cpu_times = {}  # {rank: CpuTimes} of the ranks in the newest line
         self.gpu_busy_time = 0.0  # when a GPU was last seen busy, by the monotonic clock
         # Fields of a line, `alone` and `only_received`, which say that ranks train apart.
         self.signs = {}
         self.finished = []  # ranks that ended with exit code 0
-        # When the previous line was made, and its {disk: counters}.
-        self.disks = (time.monotonic(), read_disks())
-        # {subject of a report to `trouble`: method that returns fields of a line}.
+        # When the disks were read for the previous line, and their {disk: counters}.
+        self.disks_read_at, self.disk_counters = time.monotonic(), read_disks()
+        # {subject of a report: method that returns fields of a line}.
         self.readers = {
             "processors": self.processors,
             "memory": self.memory,
@@ -166,7 +169,7 @@ class Sampler:
             try:
                 line.update(read())
             except READ_ERRORS as error:
-                self.trouble(name, "{}: {}".format(type(error).__name__, error))
+                self.report_trouble(name, "{}: {}".format(type(error).__name__, error))
         return line
 
     def processors(self):
@@ -212,8 +215,8 @@ class Sampler:
         return dict(self.signs, ranks=ranks, **finished) if ranks else finished
 
     def interface_counters(self):
-        dev, snmp = read_text("/proc/net/dev"), read_text("/proc/net/snmp")
-        figures = counters.parse_interface(dev, snmp, self.interface)
+        net_dev, snmp = read_text("/proc/net/dev"), read_text("/proc/net/snmp")
+        figures = counters.parse_interface(net_dev, snmp, self.interface)
         if figures is None:
             raise OSError("there is no network interface {}".format(self.interface))
         speed = read_text("/sys/class/net/{}/speed".format(self.interface)).strip()
@@ -231,16 +234,18 @@ class Sampler:
     def disk_rates(self):
         """Return the rates since the previous line of used disks, and of the disk with the data."""
         # Unused disks are omitted, because a PC may have dozens of block devices (snap makes them).
-        (time_before, counters_before), self.disks = self.disks, (time.monotonic(), read_disks())
-        passed = max(1e-3, self.disks[0] - time_before)
+        counters_before, time_before = self.disk_counters, self.disks_read_at
+        # Both change or none: read_disks may raise.
+        self.disks_read_at, self.disk_counters = time.monotonic(), read_disks()
+        passed = max(1e-3, self.disks_read_at - time_before)
         rates = {}
-        for name, figures in self.disks[1].items():
+        for name, figures in self.disk_counters.items():
             previous = counters_before.get(name)
             if previous is not None and (name == self.data_disk or figures != previous):
                 rates[name] = counters.compute_disk_rates(previous, figures, passed)
         line = {} if self.data_disk is None else {"data_disk": self.data_disk}
         # Without /proc/diskstats, "no disk was used" would be a guess: the field is omitted.
-        if self.disks[1]:
+        if self.disk_counters:
             line["disks"] = rates
         return line
 
@@ -270,7 +275,7 @@ class Sampler:
         return {"gpus": [samples[index] for index in sorted(samples)]} if samples else {}
 
 
-class Lines:
+class RecordFile:
     """Appends to a file of JSON Lines. A full disk leaves no broken line in the file."""
 
     def __init__(self, path):
@@ -295,28 +300,28 @@ class Lines:
 
 class Recorder:
     """Writes the file of one attempt: lines of kind `sample`, and at the end a line of kind `exit`.
-    Reports errors by `trouble(subject, cause)` and continues."""
+    Reports errors by `report_trouble(subject, cause)` and continues."""
 
-    def __init__(self, task, folder, trouble, pids=dict):
-        self.task, self.trouble = task, trouble
-        self.file = Lines(folder / records.machine(task.attempt))
-        self.sampler = Sampler(task.interface, task.data, folder, pids, trouble)
-        self.line_count, self.tick_count = 0, 0
-        self.ticks_per_line = 1
+    def __init__(self, task, folder, report_trouble, pids=dict):
+        self.task, self.report_trouble = task, report_trouble
+        self.file = RecordFile(folder / records.machine(task.attempt))
+        self.sampler = Sampler(task.interface, task.data, folder, pids, report_trouble)
+        self.tick_count, self.ticks_per_line = 0, 1
+        self.line_count = 0  # of the lines that `tick` wrote
 
     def write(self, line):
         """Add a line to the file. Reports an error, such as a full disk."""
         try:
             self.file.append(line)
         except OSError as error:
-            self.trouble("records", "{}: {}".format(type(error).__name__, error))
+            self.report_trouble("records", "{}: {}".format(type(error).__name__, error))
 
     def begin(self):
         """Start nvidia-smi and write the first sample."""
         try:
             self.sampler.gpus.start()
         except OSError as error:
-            self.trouble("nvidia-smi", str(error))
+            self.report_trouble("nvidia-smi", str(error))
         self.write(self.sampler.sample())
 
     def tick(self):
@@ -340,7 +345,8 @@ class Recorder:
 
 def exit_entry(mono_start, launch_status, workers):
     """Return the fields about the end of an attempt on this node, for the record and for the exit
-    frame. `launch_status`: launch's wait status, or None if launch did not start."""
+    frame. `mono_start`: when the guard began. `launch_status`: launch's wait status, or None if
+    launch did not start."""
     code, name = decode_status(launch_status) if launch_status is not None else (None, None)
     return {
         "mono_start": mono_start,
@@ -356,7 +362,8 @@ LISTED_COMMANDS = 400  # processes that are listed with their command: a frame h
 
 def list_leftovers(commands, hanging):
     """Return two lists for the exit frame: `ended`, the processes that the guard killed, and
-    `left`, those of them that hang in the kernel. `commands`: {pid: command}; `hanging`: pids."""
+    `left`, those of them that hang in the kernel. `commands`: {pid: command} of the processes that
+    it killed; `hanging`: pids."""
     lists = {"ended": sorted(commands), "left": sorted(hanging)}
     return {
         name: [
@@ -368,7 +375,7 @@ def list_leftovers(commands, hanging):
 
 
 def stream():
-    """Print a line a second for `make top`, until the reader closes the pipe."""
+    """Print a sample a second for `make top`, until the reader closes the pipe."""
     sampler = Sampler()
     sampler.gpus.start()
     try:
@@ -385,13 +392,14 @@ class Tail:
 
     def __init__(self, folder, task):
         self.folder = folder
-        # {file: how many of its bytes were sent}.
+        # {name of a file: how many of its bytes were sent}.
         self.sent_bytes = dict.fromkeys(records.names(task.attempt, task.ranks), 0)
-        self.step_times = {}  # {file: when a line other than a `stall` line came last}
+        # {name of a file: when a line other than a `stall` line came last}.
+        self.step_times = {}
 
     def send(self, frames):
         """Send the next piece of each file, unless the reader is slow. Returns the bytes sent."""
-        total = 0
+        total_bytes = 0
         for name, offset in self.sent_bytes.items():
             # Beats and the ranks' output have priority over records.
             if frames.size > BACKLOG_LIMIT:
@@ -403,17 +411,17 @@ class Tail:
                 # A `stall` line reports that a step does not end, so it is no sign of activity.
                 if any(b'"stall"' not in line for line in piece.splitlines()):
                     self.step_times[name] = time.monotonic()
-                total += len(piece)
-        return total
+                total_bytes += len(piece)
+        return total_bytes
 
     def send_end(self, frames):
-        """Send what remains of the files, at most about END_BYTES."""
-        total = 0
-        while total < END_BYTES:
+        """Send what remains of the files, until about END_BYTES are sent."""
+        total_bytes = 0
+        while total_bytes < END_BYTES:
             size = self.send(frames)
             if not size:
                 return
-            total += size
+            total_bytes += size
 
     def read(self, name, offset):
         """Return whole lines from `offset` on, at most records.PIECE bytes; b"" for none."""

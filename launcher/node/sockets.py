@@ -24,7 +24,7 @@ REQUEST = struct.Struct("=BBBBL48x")
 MESSAGE = struct.Struct("=B3x2s2s16s16sL8s16xL")
 # Offsets in struct tcp_info.
 BYTES_ACKED, BYTES_RECEIVED, BUSY_TIME, RECEIVER_LIMITED = 120, 128, 168, 176
-MOST_SOCKETS, MOST_PEERS = 1 << 16, 64
+MOST_SOCKETS, MOST_PEERS = 1 << 16, 64  # that are kept: any user can make connections
 
 # `cookie`: the kernel's number of the connection, never used again. `ends`: local address and port,
 # then the peer's. `link`: the name of the socket in /proc. `sent`: bytes that the peer has
@@ -98,17 +98,21 @@ class Peers:
     """Sums bytes and seconds of sending by peer, including connections that have ended."""
 
     def __init__(self):
-        self.sums, self.sockets = {}, {}
+        self.sums = {}  # as `look` returns them
+        self.sockets = {}  # {cookie: (sent, busy)} of the connections at the last look
 
     def look(self):
         """Return {peer's address: {"from": local address, "sent": bytes, "busy": seconds}} since
         the first look, of the MOST_PEERS that got the most bytes. Raises OSError."""
         sockets = {}
-        for cookie, (local, _, peer, _), _, sent, _, busy in connections():
-            if local == peer or sent is None:  # a connection within this machine
+        for connection in connections():
+            local, _, peer, _ = connection.ends
+            sent, busy = connection.sent, connection.busy
+            # A connection within this machine uses no network. An old kernel reports no bytes.
+            if local == peer or sent is None:
                 continue
-            sockets[cookie] = sent, busy
-            sent_before, busy_before = self.sockets.get(cookie, (0, 0.0))
+            sockets[connection.cookie] = sent, busy
+            sent_before, busy_before = self.sockets.get(connection.cookie, (0, 0.0))
             sums = self.sums.setdefault(peer, {"from": local, "sent": 0, "busy": 0.0})
             sums["sent"] += max(0, sent - sent_before)
             sums["busy"] = round(sums["busy"] + max(0.0, busy - busy_before), 6)
@@ -118,12 +122,14 @@ class Peers:
         return {peer: dict(sums) for peer, sums in self.sums.items()}
 
 
-RECEIVED_LEAST = 1 << 20  # bytes of the smallest model
-SENT_MOST = 1 << 16  # bytes that a machine may send without sending gradients
+# A machine that received RECEIVED_LEAST bytes got at least a small model. A machine that sent no
+# more than SENT_MOST bytes sent no gradients of such a model.
+RECEIVED_LEAST, SENT_MOST = 1 << 20, 1 << 16
 
 
 class RankTraffic:
-    """Sums the bytes that the ranks of this machine exchange with the machines at `addresses`."""
+    """Sums the bytes that the ranks of this machine exchange with the machines at `addresses`, and
+    notes which ranks have met another rank."""
 
     def __init__(self, addresses):
         self.addresses = addresses
@@ -142,13 +148,14 @@ class RankTraffic:
             for connection in (by_link[link] for link in links):
                 # A connection within the rank is also listed from its other end, in `rank_ends`. A
                 # connection of two ranks of this machine uses no network, and is in `local_ends`.
-                ends_from_peer = connection.ends[2:] + connection.ends[:2]
-                peer_address = connection.ends[2]
+                local_address, local_port, peer_address, peer_port = connection.ends
+                ends_from_peer = peer_address, peer_port, local_address, local_port
                 if peer_address in self.addresses and ends_from_peer not in rank_ends:
                     self.met.add(rank)
                     if ends_from_peer not in local_ends and connection.sent is not None:
                         self.bytes[connection.cookie] = connection.sent, connection.received
-        if self.received_since is None and self.total()[1] >= RECEIVED_LEAST:
+        _, received = self.total()
+        if self.received_since is None and received >= RECEIVED_LEAST:
             self.received_since = time.monotonic()
 
     def total(self):

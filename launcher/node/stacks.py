@@ -57,13 +57,14 @@ def parse_stacks(text):
 
 
 class Question:
-    """Asks a rank once, in a silence that began at `silent_since`. `threads`: the stacks of the
-    answer, [] until an answer comes."""
+    """Asks a rank once, in a silence that began at `silent_since`. `file`: the Path of its stacks.
+    `sums`: its counted sums. `threads`: the stacks of the answer, [] until an answer comes."""
 
-    def __init__(self, file, pid, silent_since, now, sums):
-        self.file, self.pid, self.silent_since, self.asked_at = file, pid, silent_since, now
+    def __init__(self, file, pid, silent_since, asked_at, sums):
+        self.file, self.pid, self.silent_since, self.asked_at = file, pid, silent_since, asked_at
         self.sums = sums
         self.threads, self.is_complete = [], False
+        # Earlier answers are in the file, too.
         self.offset = file.stat().st_size if file.exists() else 0
         # The signal would end a process that has no handler for it.
         self.can_answer = has_handler(pid, SIGNAL)
@@ -75,7 +76,7 @@ class Question:
         stat = stat_of(self.pid)
         return stat.state if stat is not None else ""
 
-    def is_settled(self, now):
+    def is_settled(self, time_now):
         """Return whether the answer is complete, or will not come any more."""
         if self.can_answer and not self.is_complete and self.file.exists():
             with self.file.open("rb") as file:
@@ -83,7 +84,7 @@ class Question:
                 threads = parse_stacks(file.read(MOST_BYTES).decode(errors="replace"))
             # faulthandler writes frame by frame, so an answer that stays the same is complete.
             self.is_complete, self.threads = bool(threads) and threads == self.threads, threads
-        is_late = now - self.asked_at >= ANSWER_SECONDS
+        is_late = time_now - self.asked_at >= ANSWER_SECONDS
         return self.is_complete or is_late or not self.can_answer or self.state() == "T"
 
     def entry(self):
@@ -103,22 +104,23 @@ class Stacks:
 
     def __init__(self, folder, ask_after, find_activity):
         self.folder, self.ask_after, self.find_activity = folder, ask_after, find_activity
-        self.questions, self.recorded = {}, {}  # {rank: Question}, now and in the last line
+        # {rank: Question} of the present silences, and of the last line in the record.
+        self.questions, self.recorded = {}, {}
 
-    def look(self, now, at_once=False):
+    def look(self, time_now, at_once=False):
         """Ask ranks that fell silent. Returns a line for the record about all silent ranks, if they
-        have changed and no more answers are expected; else None. `at_once`: ask all. Raises
-        OSError."""
+        have changed and no more answers are expected; else None. `at_once`: ask all ranks, also
+        those that are not silent. Raises OSError."""
         # A rank that has ended is not in the loop. So it keeps its question, and stays in the line.
         for rank, (pid, last_activity, sums) in self.find_activity().items():
-            if now - last_activity < self.ask_after and not at_once:
+            if time_now - last_activity < self.ask_after and not at_once:
                 self.questions.pop(rank, None)
             elif rank not in self.questions:
                 file = stacks_file(self.folder, rank)
-                self.questions[rank] = Question(file, pid, last_activity, now, sums)
-        settled = [question.is_settled(now) for question in self.questions.values()]
+                self.questions[rank] = Question(file, pid, last_activity, time_now, sums)
+        settled = [question.is_settled(time_now) for question in self.questions.values()]
         if self.questions == self.recorded or not all(settled):
             return None
         self.recorded = dict(self.questions)
         entries = {str(rank): question.entry() for rank, question in self.questions.items()}
-        return {"kind": "stacks", "mono": now, "unix": round(time.time(), 3), "ranks": entries}
+        return {"kind": "stacks", "mono": time_now, "unix": round(time.time(), 3), "ranks": entries}

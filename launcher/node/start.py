@@ -29,12 +29,13 @@ PROPERTIES = ["KillMode=control-group", "TimeoutStopSec=4", "TasksMax=infinity"]
 # property on a user's services (systemd.resource-control(5)), for which role base helps.
 SINCE = {"OOMPolicy=continue": 243, "ManagedOOMPreference=omit": 248}
 WARDENS = 2  # processes above the guard that only wait
-SHUTDOWN_SECONDS = 5  # of the guard, to end the run itself, before a warden ends all processes
+SHUTDOWN_SECONDS = 5  # that the guard has to end the run itself, before a warden ends everything
 JOURNAL_SECONDS = 2.0  # until the journal has the lines about a service's end
 
 
 def main(arguments):
-    """Run the guard as a service if possible, else below wardens. Returns its exit code."""
+    """Run the guard as a service if possible, else below wardens. Returns its exit code. The first
+    of the `arguments` names the service's unit."""
     # The variable is set if this process is the service that another call of main() has started.
     if os.environ.pop(SERVICE_MARK, None):
         return guard.serve("service", None)
@@ -86,9 +87,20 @@ def service_command(unit):
         flags = [*manager, "--quiet", "--pipe", "--wait", "--collect"]
         error = find_error([*flags, "true"])
         if error is None:
-            return [*flags, *unit_options(unit), sys.executable, "-IB", str(CODE), unit]
+            break
         reasons.append("{}: {}".format(" ".join(manager[:3]), error))
-    raise NoService("; ".join(reasons))
+    else:
+        raise NoService("; ".join(reasons))
+    # systemd-run refuses a property that this version of systemd does not have.
+    properties = [*PROPERTIES, "WorkingDirectory={}".format(pathlib.Path.cwd())]
+    text = subprocess.check_output(["systemd-run", "--version"], universal_newlines=True)
+    match = re.match(r"systemd (\d+)", text)
+    version = int(match.group(1)) if match else 0
+    properties += [name for name, since in SINCE.items() if version >= since]
+    options = ["--unit=" + unit, "--description=Tandem training", "--setenv=" + SERVICE_MARK + "=1"]
+    for setting in properties:
+        options += ["-p", setting]
+    return [*flags, *options, sys.executable, "-IB", str(CODE), unit]
 
 
 def managers():
@@ -101,19 +113,6 @@ def managers():
     user_manager = [["systemd-run", "--user"]] if pathlib.Path(runtime, "systemd").is_dir() else []
     ids = ["--uid={}".format(os.getuid()), "--gid={}".format(os.getgid())]
     return [*user_manager, ["sudo", "-n", "systemd-run", *ids]]
-
-
-def unit_options(unit):
-    """Return systemd-run's options about the unit."""
-    properties = [*PROPERTIES, "WorkingDirectory={}".format(pathlib.Path.cwd())]
-    text = subprocess.check_output(["systemd-run", "--version"], universal_newlines=True)
-    match = re.match(r"systemd (\d+)", text)
-    version = int(match.group(1)) if match else 0
-    properties += [name for name, since in SINCE.items() if version >= since]
-    options = ["--unit=" + unit, "--description=Tandem training", "--setenv=" + SERVICE_MARK + "=1"]
-    for setting in properties:
-        options += ["-p", setting]
-    return options
 
 
 def find_error(command):
@@ -163,7 +162,7 @@ def wait_for(child):
         if number == signal.SIGCHLD:
             statuses = reap()
             if child in statuses:
-                code = decode_status(statuses[child])[0]
+                code, _ = decode_status(statuses[child])
                 break
         elif number == signal.SIGTERM:
             os.kill(child, signal.SIGTERM)

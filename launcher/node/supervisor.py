@@ -38,8 +38,8 @@ def report(control, **fields):
 
 
 def insert_local_rank(arguments, option, local_rank):
-    """Return Python's arguments with `option=local_rank` as the first argument of the script, where
-    torch.distributed.launch puts it. Without an `option`, nothing is inserted."""
+    """Return Python's arguments with `option=local_rank` as the first argument of the script, as
+    torch.distributed.launch inserts it. Returns the same arguments if there is no `option`."""
     # The supervisor does this, because versions of launch spell the option differently.
     if not option:
         return arguments
@@ -71,21 +71,9 @@ def start_worker(argv):
     return pid
 
 
-def end_like(status):
-    """End with the worker's exit code or signal, so that launch sees the same."""
-    code = decode_status(status)[0]
-    if code is not None:
-        os._exit(code)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a second core dump would be of no use
-    number = os.WTERMSIG(status)
-    if number != signal.SIGKILL:
-        signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-    os._exit(128 + number)  # reached if the signal ends no process by default
-
-
 def main():
-    """Hold one worker until it ends."""
+    """Start one worker with the pipes of its rank, hold it until it ends, and end alike. The form
+    of TANDEM_GUARD_PIPES is that of Workers.address."""
     die_with_parent(signal.SIGKILL, os.getppid())
     guard, control_fd, *streams = os.environ.pop("TANDEM_GUARD_PIPES").split(":")
     local_rank = int(os.environ["LOCAL_RANK"])
@@ -111,7 +99,16 @@ def main():
     _, status, usage = os.wait4(pid, 0)
     peak = usage.ru_maxrss << 10  # bytes
     report(control, event="exit", local_rank=local_rank, status=status, peak=peak)
-    end_like(status)
+    # End with the worker's exit code or signal, so that launch sees the same.
+    code, _ = decode_status(status)
+    if code is not None:
+        os._exit(code)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a second core dump would be of no use
+    number = os.WTERMSIG(status)
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)  # reached if the signal ends no process by default
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Starts launch (torch.distributed.run) and holds its workers, the ranks of this node: their pipes,
 their counters and their ends. Output sends what they print to the control node. guard.py decides
-when a worker has to end. A worker's supervisor (supervisor.py) runs between launch and the rank."""
+when a worker has to end. A supervisor (supervisor.py) runs between launch and each worker: it
+connects the worker to its pipes, and reports when the worker starts and ends."""
 
 import collections
 import contextlib
@@ -23,12 +24,13 @@ from launcher.node.processes import decode_status, die_with_parent
 
 OPEN_FILES = 65536  # data loaders pass tensors as descriptors, so the usual 1024 do not suffice
 POLL_SECONDS = 0.05  # between two reads while output keeps coming: one read takes many lines
-CHUNK = 1 << 16  # bytes of one read
+READ_BYTES = 1 << 16  # of one read at most: as much as an ordinary pipe holds
 # The largest pipe of an ordinary user, so that a burst between two reads does not stop a rank.
-PIPE_SIZE = 1 << 20
+PIPE_BYTES = 1 << 20
+F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)  # named since Python 3.10
 # The end of each stream is kept, to find the error in it: at most so many bytes, of so many reads.
 # One traceback of rich may have 100 KiB.
-TAIL, PIECES = 1 << 18, 4000
+TAIL_BYTES, TAIL_PIECES = 1 << 18, 4000
 
 
 class Stream:
@@ -40,39 +42,42 @@ class Stream:
         self.reader, self.writer = os.pipe()
         # Only the reader does not block: a rank that prints waits, as for a terminal.
         os.set_blocking(self.reader, False)
-        self.pieces, self.tail_bytes = collections.deque(), 0  # the stream's end: (time, bytes)
-        self.last_read = None  # when the newest bytes came
+        # The end of the stream, as (time of the read, bytes), and the sum of the bytes.
+        self.pieces, self.tail_bytes = collections.deque(), 0
+        self.last_read = None  # when the newest bytes came; None before the first
         # The kernel limits the sum of all pipes of a user. A small pipe works, too.
         with contextlib.suppress(OSError):
-            fcntl.fcntl(self.writer, getattr(fcntl, "F_SETPIPE_SZ", 1031), PIPE_SIZE)
+            fcntl.fcntl(self.writer, F_SETPIPE_SZ, PIPE_BYTES)
 
     def read(self):
-        """Return the next bytes, at most CHUNK; b"" if none have come."""
+        """Return the next bytes, at most READ_BYTES; b"" if none have come."""
         try:
-            data = os.read(self.reader, CHUNK)
+            data = os.read(self.reader, READ_BYTES)
         except BlockingIOError:
             return b""
         self.last_read = time.monotonic()
         self.pieces.append((self.last_read, data))
         self.tail_bytes += len(data)
         # The number of pieces is limited, because each one takes memory besides its bytes.
-        while self.tail_bytes > TAIL or len(self.pieces) > PIECES:
-            self.tail_bytes -= len(self.pieces.popleft()[1])
+        while self.tail_bytes > TAIL_BYTES or len(self.pieces) > TAIL_PIECES:
+            _, oldest = self.pieces.popleft()
+            self.tail_bytes -= len(oldest)
         return data
 
 
 class Worker:
     """Holds the state of a rank. `pid` is None until the rank starts. `status`, its wait status, is
-    None until it ends. `peak`: its largest resident memory, in bytes. `counters`: the descriptor of
-    a file in which the rank counts its sums (contract/records.py), or -1."""
+    None until it ends. `peak`: its largest resident memory, in bytes. `exception`: the line of
+    its output that says why it ended, or None. `counters`: the descriptor of a file in which the
+    rank counts its sums (contract/records.py), or -1."""
 
     def __init__(self, rank):
         self.rank, self.pid, self.status = rank, None, None
         self.streams = [Stream(rank, "stdout"), Stream(rank, "stderr")]
-        self.exception, self.error_lines, self.last_line = None, [], None
-        self.start_time = None
+        self.exception = None
+        self.start_time = None  # of the monotonic clock
         self.peak = None
-        self.is_first_failure = False
+        self.is_first_failure = False  # among the workers of this node
         # The file is in memory, so that a rank that counts never waits for a disk. It has no name,
         # so that it never stays behind. Some kernels have no such files.
         self.counters = -1
@@ -96,20 +101,22 @@ class Worker:
         # Another process that the rank started may have written into the file.
         return sums if sums["pid"] == self.pid else {}
 
-    def describe_ending(self):
-        """Note what the rank's output says about its end."""
-        lines = [lines_of(stream.pieces) for stream in self.streams]
-        ending = describe_ending(lines, self.status != 0)
-        self.exception, self.error_lines, self.last_line = ending
-
     def outcome(self):
         """Return the worker's entry in the last line of the machine's record."""
         if self.status is not None:
             code, name = decode_status(self.status)
         else:
-            # Nothing reported the worker's end: it was killed together with its supervisor.
+            # Nothing reported the worker's end: it was killed together with its supervisor, or has
+            # never started.
             code, name = None, "SIGKILL" if self.pid else None
         return {"exit_code": code, "signal": name, "exception": self.exception}
+
+    def describe_end(self):
+        """Find the error in the rank's output, and return the fields of a `worker_exit` frame."""
+        lines = [lines_of(stream.pieces) for stream in self.streams]
+        self.exception, error_lines, last_line = describe_ending(lines, self.status != 0)
+        details = {"error_lines": error_lines, "last_line": last_line}
+        return dict(self.outcome(), rank=self.rank, first=self.is_first_failure, **details)
 
 
 class Workers:
@@ -134,19 +141,6 @@ class Workers:
             triples.append("{},{},{}".format(out.writer, err.writer, worker.counters))
         return ":".join([str(os.getpid()), str(self.control), *triples])
 
-    def read_reports(self):
-        """Read the new reports of supervisors, and update the workers. Returns [(event, worker)],
-        whose event is "start" or "exit"."""
-        events = []
-        for report in self.reports.lines():
-            worker = self.members[report["local_rank"]]
-            if report["event"] == "start":
-                worker.pid, worker.start_time = report["pid"], time.monotonic()
-            else:
-                worker.status, worker.peak = report["status"], report["peak"]
-            events.append((report["event"], worker))
-        return events
-
     def running(self):
         """Return the workers that are alive."""
         return [worker for worker in self.members if worker.is_running]
@@ -156,19 +150,15 @@ class Workers:
         return {worker.rank: worker.pid for worker in self.running()}
 
 
-def describe(worker):
-    """Return the fields of a `worker_exit` frame."""
-    details = {"error_lines": worker.error_lines, "last_line": worker.last_line}
-    return dict(worker.outcome(), rank=worker.rank, first=worker.is_first_failure, **details)
-
-
 def start_launch(task, workers, mono_start, scratch):
-    """Start launch. `scratch`: a private folder for temporary files. Raises OSError."""
-    guard = os.getpid()
+    """Start launch, and return its Popen. `task`: the namespace of link.read_task. `mono_start`:
+    when the guard began, by the monotonic clock. `scratch`: a private folder for temporary files.
+    Raises OSError."""
+    guard_pid = os.getpid()
     stdout, stderr = workers.launch_streams
 
     def prepare_child():
-        die_with_parent(signal.SIGKILL, guard)
+        die_with_parent(signal.SIGKILL, guard_pid)
         # A child inherits that the guard ignores these two signals (register_wakeups).
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
@@ -181,7 +171,7 @@ def start_launch(task, workers, mono_start, scratch):
     return subprocess.Popen(
         task.argv,
         cwd=task.cwd,
-        env=environment(task, workers, mono_start, scratch),
+        env=make_environment(task, workers, mono_start, scratch),
         stdin=subprocess.DEVNULL,
         stdout=stdout.writer,
         stderr=stderr.writer,
@@ -190,8 +180,8 @@ def start_launch(task, workers, mono_start, scratch):
     )
 
 
-def environment(task, workers, mono_start, scratch):
-    """Return the whole environment of launch."""
+def make_environment(task, workers, mono_start, scratch):
+    """Return the whole environment of launch, which its supervisors and workers inherit."""
     name, home = current_user()
     node_folder = pathlib.Path(__file__).resolve().parent
     # Only HOME comes from the guard's environment, so that the shell's startup files do not matter.
@@ -200,6 +190,7 @@ def environment(task, workers, mono_start, scratch):
     values.update(os.environ if IN_JOB in os.environ else {})
     values.update(USER=name, LOGNAME=name, TMPDIR=scratch)
     values.update(task.env)
+    # A rank's records name the node and the attempt, and take the guard's start for the rank's own.
     values.update(TANDEM_NODE=task.host, TANDEM_ATTEMPT=str(task.attempt))
     values.update(TANDEM_GUARD_MONO=repr(mono_start))
     # Launch starts the script `worker` instead of Python. Its supervisor needs the other values.
@@ -210,7 +201,8 @@ def environment(task, workers, mono_start, scratch):
 
 
 class Output:
-    """Sends output and starts of workers to the control node, and their ends to `on_exit`."""
+    """Sends output and starts of workers to the control node, and calls `on_exit` with each worker
+    that has ended. `selector`: of the guard's loop."""
 
     def __init__(self, workers, link, selector, on_exit):
         self.workers, self.link, self.selector, self.on_exit = workers, link, selector, on_exit
@@ -219,8 +211,8 @@ class Output:
     def poll(self):
         """Send the output that has come. While output keeps coming, it is read every POLL_SECONDS.
         Otherwise the next byte wakes the guard's loop."""
-        now = time.monotonic()
-        if self.next_poll is not None and now < self.next_poll:
+        time_now = time.monotonic()
+        if self.next_poll is not None and time_now < self.next_poll:
             return
         is_busy = self.pass_on()
         readers = [stream.reader for stream in self.workers.all_streams()]
@@ -230,23 +222,28 @@ class Output:
                 self.selector.register(fd, selectors.EVENT_READ)
             elif is_registered and is_busy:
                 self.selector.unregister(fd)
-        self.next_poll = now + POLL_SECONDS if is_busy else None
+        self.next_poll = time_now + POLL_SECONDS if is_busy else None
 
     def pass_on(self):
         """Send output and reports. Returns whether more output may follow at once."""
         frames = self.link.frames
-        # Reports are read before the output and sent after it, so that a worker's end comes last.
-        events = self.workers.read_reports()
+        # If the control node reads too slowly, the workers' pipes fill up, and the workers wait.
+        # The reports of supervisors are read before the output and handled after it, so that a
+        # worker's end comes last.
+        reports = self.workers.reports.lines()
         is_busy = frames.is_full
-        for stream in self.workers.all_streams() if not is_busy else []:
+        for stream in [] if is_busy else self.workers.all_streams():
             data = stream.read()
             while data:
                 is_busy = True
                 frames.send("log", data, rank=stream.rank, stream=stream.name)
                 data = b"" if frames.is_full else stream.read()
-        for event, worker in events:
-            if event == "start":
+        for report in reports:
+            worker = self.workers.members[report["local_rank"]]
+            if report["event"] == "start":
+                worker.pid, worker.start_time = report["pid"], time.monotonic()
                 frames.send("worker", rank=worker.rank, pid=worker.pid)
             else:
+                worker.status, worker.peak = report["status"], report["peak"]
                 self.on_exit(worker)
         return is_busy

@@ -164,7 +164,7 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
     leader, used_ports = facts[hosts[0].name], request.used_ports
     node_devices = devices.assign(hosts, facts, program)
     counts = [node_devices[host.name].processes for host in hosts]
-    if problems := judge.master(hosts):
+    if problems := judge.check_master_address(hosts):
         raise Refused(problems)
     plan = Plan(
         run=request.run,

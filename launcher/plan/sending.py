@@ -48,7 +48,7 @@ def fetch_files(program: Program, terminal: Terminal) -> Program:
 
 def with_layer(program: Program, machines: OpenMachines) -> Program:
     """Return the program, with a layer of packages if its machines need one. Raises Refused."""
-    if not judge.needs_layer(program, machines) or judge.python(machines):
+    if not judge.needs_layer(program, machines) or judge.compare_pythons(machines):
         return program
     assert program.requirements
     try:

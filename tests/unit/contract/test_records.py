@@ -120,7 +120,7 @@ def resumes(made):
 
 
 def brought(made):
-    names = {*collect.recorded_files("node1", [{"attempt": 1, "ranks": {"node1": [0]}}])}
+    names = {*collect.list_record_files("node1", [{"attempt": 1, "ranks": {"node1": [0]}}])}
     written = {path for path in made.folder.glob("*/**/*") if path.is_file()}
     left = {str(path.relative_to(made.folder)) for path in written}
     return {name for name in left - names if not name.startswith("checkpoints/")}

@@ -83,7 +83,7 @@ def problems(hosts, found, asked=None, control=None):
     """What is wrong with these machines, of whose answers and control node all else is well."""
     machines = OpenMachines(hosts, {}, {one.host: one for one in found})
     asked = asked or needs(model="resnet18")
-    return judge.problems(machines, asked, control or ControlFacts(1 << 40))
+    return judge.find_problems(machines, asked, control or ControlFacts(1 << 40))
 
 
 def needs(config=None, decided=None, **options):

@@ -95,7 +95,7 @@ class Dripping:
 def test_a_byte_now_and_then_renews_no_deadline(monkeypatch):
     drip, taken = Dripping(monkeypatch, every=59.0), 0
     with pytest.raises(TimedOut):
-        for piece in stream_output(drip, 60.0, renewed=4 * MIB):
+        for piece in stream_output(drip, 60.0, renewal_bytes=4 * MIB):
             taken += len(piece)
             assert drip.now < 3600
     assert taken == 2 and drip.now == 118.0
@@ -105,13 +105,13 @@ def test_silence_is_counted_from_the_beginning_or_from_the_last_piece(monkeypatc
     drip = Dripping(monkeypatch, every=0.4)
     with pytest.raises(TimedOut):
         list(stream_output(drip, 1.0))
-    coming = stream_output(drip, 1.0, renewed=True)
+    coming = stream_output(drip, 1.0, renewal_bytes=True)
     assert b"".join(next(coming) for _ in range(9)) == b"x" * 9
 
 
 def test_what_comes_at_the_rate_that_is_asked_for_comes_whole(monkeypatch):
     drip = Dripping(monkeypatch, every=29.0, size=2 * MIB)
-    coming = stream_output(drip, 60.0, renewed=4 * MIB)
+    coming = stream_output(drip, 60.0, renewal_bytes=4 * MIB)
     assert sum(len(next(coming)) for _ in range(100)) == 200 * MIB
     drip.data = b"x" * MIB  # half as fast
     with pytest.raises(TimedOut):

@@ -141,5 +141,6 @@ def test_of_endless_output_little_is_kept(size):
         os.write(stream.writer, b"x" * size)
         assert stream.read()
     kept = sum(len(data) for _, data in stream.pieces)
-    assert kept == stream.tail_bytes <= workers.TAIL and len(stream.pieces) <= workers.PIECES
+    assert kept == stream.tail_bytes <= workers.TAIL_BYTES
+    assert len(stream.pieces) <= workers.TAIL_PIECES
     os.close(stream.reader), os.close(stream.writer)

@@ -15,7 +15,7 @@ import pytest
 
 from launcher.node import idle, records
 from launcher.node.link import read_task
-from launcher.node.records import Lines, Recorder, Sampler, Tail
+from launcher.node.records import Recorder, RecordFile, Sampler, Tail
 
 PARTS = sorted(Sampler().readers)
 
@@ -71,7 +71,7 @@ def test_what_fails_of_one_part_leaves_the_others(part, error):
         raise error("planted")
 
     told = []
-    sampler = Sampler(interface="lo", folder="/", trouble=lambda *trouble: told.append(trouble))
+    sampler = Sampler("lo", folder="/", report_trouble=lambda *trouble: told.append(trouble))
     usual = {name: set(read()) for name, read in sampler.readers.items()}
     sampler.readers[part] = fails
     line = sampler.sample()
@@ -88,7 +88,7 @@ def test_a_kernel_that_says_nothing_costs_no_line(monkeypatch):
 
 @pytest.mark.parametrize("taken", [0.5, 0.0])
 def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch, taken):
-    lines, write = Lines(tmp_path / "machine.1.jsonl"), os.write
+    lines, write = RecordFile(tmp_path / "machine.1.jsonl"), os.write
     lines.append({"n": 1})
 
     def full(fd, data):

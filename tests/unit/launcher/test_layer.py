@@ -236,7 +236,7 @@ def judged(program, *environments):
     ):
         for _ in range(2):
             with_layer(program, machines)
-            wrong = judge.problems(machines, asked, look.ControlFacts(folders.disk_free()))
+            wrong = judge.find_problems(machines, asked, look.ControlFacts(folders.disk_free()))
     return wrong
 
 

@@ -60,7 +60,7 @@ def project(tmp_path):
 
 def asked(folder, name="train.py", **more):
     typed = name if name.startswith("-m") else str(folder / name)
-    own, sent = build_script.script_by_path(typed, str(folder))
+    own, sent = build_script.resolve_script(typed, str(folder))
     return Config(script=own, folder=sent, data="", **more)
 
 
@@ -79,14 +79,14 @@ def test_its_folder_is_its_git_checkout_else_the_one_it_lies_in(project):
     tool = project / "my tools/train it.py"
     tool.parent.mkdir()
     tool.write_text("")
-    assert build_script.script_by_path(str(tool), None) == (str(tool), str(tool.parent))
+    assert build_script.resolve_script(str(tool), None) == (str(tool), str(tool.parent))
     subprocess.run(["git", "init", "-q"], cwd=project, check=True)
-    assert build_script.script_by_path(str(tool), None) == (str(tool), str(project))
-    assert build_script.script_by_path(str(tool), str(tool.parent)) == (str(tool), str(tool.parent))
+    assert build_script.resolve_script(str(tool), None) == (str(tool), str(project))
+    assert build_script.resolve_script(str(tool), str(tool.parent)) == (str(tool), str(tool.parent))
     ours = inventory.CHECKOUT / "examples/own_script/train.py"
-    assert build_script.script_by_path(str(ours), None)[1] == str(ours.parent)  # not all of Tandem
+    assert build_script.resolve_script(str(ours), None)[1] == str(ours.parent)  # not all of Tandem
     module = ("-m package.train", str(project))
-    assert build_script.script_by_path(*module) == module
+    assert build_script.resolve_script(*module) == module
 
 
 def test_a_script_in_a_folder_that_git_ignores_is_sent_with_its_folder(project):

@@ -211,7 +211,7 @@ def test_a_log_that_cannot_be_rotated_grows_on_and_keeps_its_file(tmp_path, monk
 
 def test_logs_leave_room_for_what_matters(tmp_path, monkeypatch):
     log = RotatingLog(tmp_path / "log", MIB)
-    monkeypatch.setattr("launcher.background.RESERVE", 1 << 62)
+    monkeypatch.setattr("launcher.background.RESERVED_BYTES", 1 << 62)
     log._checked_at = 0.0
     log.write(["x"])
     assert log.lost_lines == 1 and not (tmp_path / "log").exists()

@@ -237,7 +237,7 @@ def test_what_was_taken_of_an_odd_answer_ends_no_plan(answer, device, visible):
     asked = needs(**chosen)
     with contextlib.suppress(UserError):
         for some in (hosts[:1], hosts):
-            judge.problems(OpenMachines(some, {}, known), asked, ControlFacts(1 << 40))
+            judge.find_problems(OpenMachines(some, {}, known), asked, ControlFacts(1 << 40))
         measure.make_timetables(hosts, known)
         json.dumps(build(hosts, [*known.values()], settings=chosen).document())
 
@@ -344,7 +344,7 @@ def test_any_output_of_a_rank_is_shown_clean(tmp_path_factory, pieces, limit):
 @given(st.binary(max_size=200))
 def test_no_line_of_known_hosts_hides_a_confirmed_key(data):
     found = ssh.read_known_hosts(data + b"\n" + KNOWN + b"\n" + data)
-    (line,) = [line for line in found if line.matches("192.0.2.7") and not line.revoked]
+    (line,) = [line for line in found if line.matches("192.0.2.7") and not line.is_revoked]
     assert line.entry.to_line().encode().split() == KNOWN.split()
 
 

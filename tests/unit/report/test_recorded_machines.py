@@ -43,7 +43,7 @@ def record(path, name, monkeypatch):
         patch.setattr(records, "read_text", read_text)
         patch.setattr(records, "descendants", lambda pid: [])
         patch.setattr(records, "list_threads", lambda pid: [Path(one) for one in now["schedstat"]])
-        sampler, file = records.Sampler("eth0", pids=lambda: {0: 4711}), records.Lines(path)
+        sampler, file = records.Sampler("eth0", pids=lambda: {0: 4711}), records.RecordFile(path)
         for place, sample in enumerate(samples):
             now.update(sample, mono=GUARD + START + 2 * place)
             file.append(
