@@ -84,7 +84,7 @@ def with_adam(strategy: Strategy) -> str:
     glyphs = price_of(strategy, ADAM)
     price = deciding_task(glyphs, price_of(strategy, ADAM, task=1))
     if not price.seeds:
-        return "too little was measured to say"
+        return "its accuracy is unknown, because too little was measured"
     percent = read_prices().get("text", {}).get(strategy.for_family(ADAM).spec)
     text = "" if percent is None else f" and {percent:+g} % in a small language model's loss"
     task = "generated images" if price is glyphs else "letters in many fonts"

@@ -246,8 +246,17 @@ def format_command(verb: str, **values: object) -> str:
         if name not in variables:
             raise KeyError(name)
         if value not in (None, ""):
-            command += f" {name}={shlex.quote(str(value))}"
+            command += f" {name}={_quote(str(value))}"
     return command
+
+
+def _quote(value: str) -> str:
+    """Quote a value for a shell, in double quotes if it contains a single quote."""
+    # shlex.quote would write '"'"' for each single quote, which is hard to read. Between double
+    # quotes a shell interprets only these characters.
+    if "'" in value and not set(value) & set('"$`\\!'):
+        return f'"{value}"'
+    return shlex.quote(value)
 
 
 def find_commands(text: str) -> List[str]:

@@ -175,6 +175,9 @@ def find(net: str | None, file: str, write: bool) -> int:
     terminal.drain()
     for line in lines:
         control.say(line)
+    hint = "you may change the names"
+    if any(line.startswith("#") for line in lines):
+        hint = f"delete the # before each PC that is yours; {hint}"
     if not servers:
         terminal.say(f"no ssh server among {pluralize(len(addresses), 'address')} of {net}")
     elif lines and write:
@@ -185,8 +188,8 @@ def find(net: str | None, file: str, write: bool) -> int:
         new_lines = [line for line in lines if not {*re.findall(ADDRESS, line)} & {*present}]
         text = add_lines(text, new_lines, path)
         write_whole(path.resolve(), text.encode(), stat.S_IMODE(path.stat().st_mode))
-        terminal.say(f"{pluralize(len(new_lines), 'line')} added to {file}")
+        terminal.say(f"{pluralize(len(new_lines), 'line')} added to {file}: {hint}")
     elif lines:
-        terminal.say(f"lines for {file}, which WRITE=1 adds to the file")
+        terminal.say(f"WRITE=1 adds these lines to {file}: then {hint}")
     terminal.drain()
     return 0

@@ -391,6 +391,10 @@ def finish(run: Run, outcome: Outcome, machines: OpenMachines | None) -> bool:
     if run.attempts.problem:
         run.terminal.say(run.attempts.problem)
         is_whole = False
+    if outcome.status == "stopped":
+        run.terminal.say(
+            "the run was stopped as requested: if make prints `Error 75`, this is not a failure"
+        )
     if outcome.status != "finished":
         run.terminal.say(advice)
     run.terminal.drain()

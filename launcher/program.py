@@ -102,7 +102,7 @@ class Program:
     sample: str = "sample"
     times_steps: bool = False
     adjustable: bool = False
-    when_stopped: str = "have {seconds} s to end"
+    when_stopped: str = "got SIGTERM and have {seconds} s to save and exit"
     phrases: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

@@ -255,6 +255,10 @@ def advise_on_exchange(case: Case) -> list[Remedy]:
     if step.rate and not step.one_machine:
         remedies += recommend_strategy(case, step.rate)
         for mbit, name in FASTER_LINKS:
+            # If all cards have that speed already, something else limits the rate, which
+            # verdict.py names.
+            if step.link_mbit is not None and step.link_mbit >= mbit:
+                continue
             rate = formulas.goodput(mbit)
             if rate > MIN_LINK_GAIN * step.rate:
                 wait = calibrate(step, step.wait(step.strategy, step.nodes, rate))
@@ -316,16 +320,17 @@ def recommend_strategy(case: Case, rate: float) -> list[Remedy]:
     if step.pending is not None and best.rule.warms:
         phrase += f" {step.program.phrases.warmed_up}"
         args = ("--sync_warmup", "0")
-    label = prices.label_of(best, family or prices.SGD)
+    # A strategy that is not exact is labelled safe here.
+    accuracy = "exact" if best.exact else "no loss was measured"
     if not prices.is_acceptable(best, family or prices.SGD, step.planned_steps):
-        label += f" in runs of {prices.measured_steps():,} steps or more"
+        accuracy += f" in runs of {prices.measured_steps():,} steps or more"
     # A script does not record its optimizer, so its user has to know about Adam.
     if family is None and not prices.is_acceptable(best, prices.ADAM):
-        label += f" with SGD; with Adam {prices.with_adam(best)}"
+        accuracy = f"with SGD, {accuracy}; with Adam, {prices.with_adam(best)}"
+    change = f"{phrase}: {best.rule.text} (accuracy: {accuracy})"
     # A user who sees a faster strategy in the plan should know why it is not recommended.
     if fastest != best:
-        label += f"; {fastest.spec} is less exact, and saves at most 5 % of the time"
-    change = f"{phrase}: {best.rule.text} (accuracy: {label})"
+        change += f". {fastest.spec} would be at most 5 % faster, but is less exact"
     apply = set_seconds(network=seconds[best] - without_network)
     return [case.propose(change, "network", apply, words={"SYNC": best.spec}, args=args)]
 

@@ -340,7 +340,7 @@ RETRANSMITS = Figure(
     growth("tcp_retransmits"),
     COUNT,
     report={TOTAL: "retransmits"},
-    status="again/s",
+    status="resent/s",
     priority=5,
 )
 DROPPED = Figure(

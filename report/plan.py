@@ -151,8 +151,8 @@ READING = (
     "N: machines; a step, img/s: after the warm-up; x one: times one machine, over a whole run; "
     "accuracy: the strategy's label with the run's optimizer (SGD, or what ARGS='--optimizer ...' "
     "says), or - (not measured), samples (costs samples), experim. (experimental), short (measured "
-    "only in longer runs). Best: of the exact and safe rows, take those at most 5 % slower than "
-    "the fastest such row; the most exact of these is best."
+    "only in longer runs). The best row is exact or safe, at most 5 % slower than the fastest such "
+    "row, and among these rows the most exact."
 )
 
 

@@ -27,13 +27,14 @@ from report.progress import Epoch, learning_curve, seconds_left, steps_of_run
 from report.read import Machine, RankRecord, Reader, first_start
 from report.verdict import (
     READ_FROM_DISK,
+    UNTIMED,
     describe_missing_gradients,
     describe_unsummed_steps,
     step_words,
     wait_words,
 )
 from report.view import Column, Item, Paragraph, Section, table, top1
-from report.wait_rules import WORDS, find_cause, most_in_excess
+from report.wait_rules import RANK_WAITS, WORDS, find_cause, most_in_excess
 
 # The present state of a run is that of its last RECENT seconds, or of its last measure.LEAST_STEPS
 # steps if these steps took longer. A fault that began a minute ago then shows without older steps.
@@ -80,6 +81,9 @@ class Judgement:
         """The largest wait that `kind` does not explain; None if no other wait takes any time."""
         # A rank that is late by its images makes other ranks wait: both waits have one cause.
         explained = {"compute", self.kind, *(("straggler",) if self.cause == "data" else ())}
+        # Crowded processors within one machine make ranks wait for each other, too.
+        if self.kind == "cpu_oversubscribed" and self.step.one_machine:
+            explained.update(RANK_WAITS)
         shares = {name: s for name, s in step_shares(self.step).items() if name not in explained}
         second = Candidate(*max(shares.items(), key=lambda item: item[1]))
         return second if second.fraction else None
@@ -112,6 +116,7 @@ class Progress:
     leaving: bool = False  # a rank has ended its records
     unsummed: int = 0  # the most steps in a row whose gradients DDP did not sum
     samples: str = "images"  # the program's word for what it trains on
+    untimed: bool = False  # nobody timed the steps of this script, at least so far
 
     @property
     def cause(self) -> str | None:
@@ -222,6 +227,7 @@ class Follower:
             leaving=any(record.end for record in records),
             unsummed=measure.unsummed_steps(records),
             samples=run.samples,
+            untimed=run.untimed,
         )
 
 
@@ -237,7 +243,7 @@ def judge(
     for judged in (recent, records):
         if not judged or any(len(record.steps) < 2 for record in judged):
             continue
-        step = measure.step_of_ranks(judged, program)
+        step = replace(measure.step_of_ranks(judged, program), shared_machine=one_pc)
         missing = step.missing_for_verdict
         if missing:
             continue
@@ -395,9 +401,13 @@ def describe_bottleneck(progress: Progress, running: bool = True) -> str:
         counts_sums = any(standing.sums is not None for standing in progress.stands)
         action = "entered a sum" if counts_sums else "timed a step or printed anything"
         return f"no rank has {action} for {seconds(silent)}"
+    # While a script runs, it may still begin to time its steps.
+    if judgement is None and progress.untimed and not running:
+        return f"{UNTIMED.headline[:1].lower()}{UNTIMED.headline[1:]}".rstrip(".")
     if judgement is None:
-        early = "too early for a diagnosis" if running else "too short for a diagnosis"
-        return ": ".join(filter(None, (early, progress.missing_for_verdict)))
+        early = "too early to judge" if running else "too short to judge"
+        missing = "no step was timed yet" if progress.untimed else progress.missing_for_verdict
+        return ": ".join(filter(None, (early, missing)))
     step, kind = judgement.step, judgement.kind
     period = "now" if judgement.recent and running else "so far" if running else "at its end"
     if progress.from_memory and judgement.cause != "data":

@@ -95,7 +95,7 @@ def command_lines(item: view.Command, width: int = COLUMNS) -> list[str]:
     lines, indent = [""], "    "
     # The first line begins with the command, and each other line with two blanks more.
     # A quoted value stays whole, however long it is: `ARGS='--lr 0.1'` is one word.
-    for word in re.findall(r"(?:'[^']*'|\S)+", printable(item.text)):
+    for word in re.findall(r"""(?:'[^']*'|"[^"]*"|\S)+""", printable(item.text)):
         if lines[-1] and len(f"{indent}{lines[-1]} {word} \\") > width:
             lines.append("  " + word)
         else:

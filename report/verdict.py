@@ -169,8 +169,8 @@ def describe_traffic(step: Step) -> list[str]:
     for it."""
     if step.one_machine:
         return [
-            f"No cable is involved: {pluralize(step.world, 'process')} on one machine, with "
-            f"{size(step.payload.bytes)} of gradients each per step."
+            "All ranks are on one machine, so no cable is involved. Each has "
+            f"{size(step.payload.bytes)} of gradients per step."
         ]
     # The counters are missing, or measure_step rejected their bytes as impossible. In the second
     # case `contradiction` has a sentence on these bytes.

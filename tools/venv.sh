@@ -57,7 +57,7 @@ if [ ! -x "$folder/bin/python" ] || ! "$folder/bin/python" -c '' 2>/dev/null; th
     rm -rf "$folder"
     "$python" -m venv "$folder"
 fi
-echo "tandem: installing $list into $folder (once; about $whole MB, $takes on a fast line)"
+echo "tandem: installing $list into $folder (once; about $whole MB, $takes at 1 Gbit/s)"
 
 settings=group_vars/all.yml
 mirror=$(sed -n 's/^mirror: *\([A-Za-z0-9_-]*\).*/\1/p' $settings)

@@ -31,6 +31,11 @@ def best(run: str) -> Snapshot:
         states = [snapshot_in(str(file), state) for file, state in read_complete(files)]
         if states:
             return max(states, key=lambda state: (state["run"], state["samples"]))
+    if (path / "work").is_dir():  # only a run of a user's script has this folder
+        raise UserError(
+            f"{path} is a run of your own script, and make export knows only the models of "
+            f"Tandem's trainer: the files that the script wrote are in {path / 'work'}."
+        )
     raise UserError(f"{path}: no complete best.pt or step-*.pt in checkpoints/*/.")
 
 
@@ -100,7 +105,8 @@ def main(argv: Optional[List[str]] = None) -> int:
     except UserError as error:
         print(f"tandem: {error}", file=sys.stderr)
         return 2
-    print(f"{file}: {sum(t.numel() for t in tensors.values()):,} numbers of the {part_name}")
+    count = sum(tensor.numel() for tensor in tensors.values())
+    print(f"{file.resolve()}: the {part_name}'s weights, {count:,} numbers")
     return 0
 
 

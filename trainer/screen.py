@@ -148,8 +148,8 @@ class Screen:
 
     def evaluation(self, epoch: int, loss: float, top1: float, result: Any, images: int) -> None:
         """Show an evaluation. `loss` and `top1`: of the epoch's steps. `images`: those of val."""
-        figures = f"loss {loss:.3f}  val {result.loss:.3f}"
-        figures += f"  top-1 {top1:.2%}  val {result.top1:.2%}"
+        # With the launcher's label, such as `[node1 0] `, the line fits into 80 columns.
+        figures = f"loss {loss:.3f} top-1 {top1:.2%}  val {result.loss:.3f} {result.top1:.2%}"
         if result.samples < images:
             figures += f" over {result.samples} of {images} images"
         self.say("  ".join([f"epoch {epoch + 1}/{self._epochs}", figures, *self._speed()]))

@@ -413,7 +413,9 @@ def _refuse_processes(facts):
     """Raise Refusal if a program has a GPU open, since no driver can be replaced under it."""
     users = [f"{row.command} (process {row.pid})" for row in facts.gpu_processes]
     if users:
-        raise Refusal(f"{', '.join(users)} uses the card", "end it, then run again")
+        raise Refusal(
+            f"{', '.join(users)} uses the card", "end this program, then run the command again"
+        )
 
 
 def _running_screen(facts):

@@ -255,14 +255,16 @@ def _refuse_unsigned(facts, drivers):
             cause = f"apt cannot install {modules} together with {driver} ({apt_error})"
         elif _list_built_packages(incoming):
             built = " and ".join(_list_built_packages(incoming))
-            cause = f"together with {modules}, apt would install {built}, which builds a module"
+            cause = (
+                f"together with {modules}, apt would install {built}, to build an unsigned module"
+            )
         else:
             continue
         raise Refusal(
             f"Secure Boot is on, and {cause}",
-            "the archive's driver and its signed modules do not match, which can last some "
-            "days after an update: run the command again later; or set driver_source: "
-            "runfile, whose module is signed with a key that you enrol on that machine",
+            "run the command again in some days, because after an update the archive may lack "
+            "signed modules for its new driver; or set driver_source: runfile, whose module "
+            "is signed with a key that you enrol on that machine",
         )
 
 
@@ -296,7 +298,7 @@ def plan_installer(case):
     if not supports_gpus(branch, case.gpus):
         raise Refusal(
             f"the runfile's driver {version} does not support {_name_gpus(case)}",
-            "set driver_runfile to another one",
+            "set driver_runfile to a runfile that does",
         )
     flags = ["--silent", "--dkms", "--disable-nouveau"]
     if branch >= OPEN_SINCE:

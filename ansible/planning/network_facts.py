@@ -125,8 +125,8 @@ def full_address(address: str, addresses: list[str], host: str) -> str:
         if static.ip in present.network and present.network.prefixlen < 32:
             return f"{static.ip}/{present.network.prefixlen}"
     raise PlanError(
-        f"{host}: the card has no address in the network of {address}, whose size is unknown. "
-        f"Write the prefix length too: address={address}/24."
+        f"{host}: its network card has no address in the network of {address}, so the size of "
+        f"that network is unknown. Add the prefix length, for example address={address}/24."
     )
 
 

@@ -60,10 +60,10 @@ def refuse_lost_dns(facts: dict[str, Any], dns: list[str]) -> None:
     if dns or not local or not facts["card"]["dynamic"]:
         return
     raise PlanError(
-        f"{facts['host']}: its only name server, {local[0]}, is a program on the machine; without "
-        "DHCP this program no longer learns which servers to ask. Write dns=... (your network's "
-        f"name servers, or dns={local[0]} if the program needs none) into its line of "
-        "inventory.ini."
+        f"{facts['host']}: its only name server, {local[0]}, is a program on the machine, and "
+        "this program learns from DHCP which servers to ask. A static address ends DHCP. Write "
+        "dns=<your network's name servers> into the machine's line of inventory.ini, or "
+        f"dns={local[0]} if the program does not need DHCP."
     )
 
 

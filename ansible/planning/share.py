@@ -191,9 +191,10 @@ def share_missing(path: str, lsblk: str) -> str:
     if not unused:
         return f"{path} does not exist. Correct share_path, or mount its disk."
     return (
-        f"{path} does not exist. If it is on an unmounted disk ({', '.join(unused)}), set "
-        f"share_disk: {unused[0].split()[0]} and set share_path to the folder under "
-        "/srv/tandem/disk. Otherwise correct share_path."
+        f"{path} does not exist. If it is on a disk that is not mounted, set share_disk: "
+        f"{unused[0].split()[0]}, and set share_path to the folder below /srv/tandem/disk, where "
+        "Tandem mounts the disk. Otherwise correct share_path. Disks that are not mounted: "
+        f"{', '.join(unused)}."
     )
 
 

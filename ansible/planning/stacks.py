@@ -61,8 +61,9 @@ def known_gpus(machine, table):
     for device, row in rows:
         if row is None:
             raise PlanError(
-                f"{machine.host}: its NVIDIA card {device} is not in ansible/stacks.yml: "
-                f"add its generation to that file; or {_leave_card_out('cpu, which needs no card')}"
+                f"{machine.host}: ansible/stacks.yml does not list its NVIDIA card {device}: "
+                "add the card's generation to that file; or "
+                f"{_leave_card_out('cpu, which needs no card')}"
             )
     return rows
 
@@ -150,8 +151,8 @@ def python_for(stack, machine, manager):
     if manager == "conda" and machine.arch != "x86_64":
         raise PlanError(
             f"{machine.host}: its own Python is {system_python}, but stack {stack['name']} needs "
-            f"one of {', '.join(stack['python'])}, and conda's installer is only for x86_64; "
-            "set env_manager to uv"
+            f"one of {', '.join(stack['python'])}. conda cannot install another Python there, "
+            "because its installer is only for x86_64: set env_manager to uv"
         )
     if manager != "venv":  # conda and uv can install any Python; the preferred one comes first
         return manager, stack["python"][0]
@@ -275,7 +276,7 @@ def resolve(machines, setting, table, members=(), decision=None):
         _refuse_impossible(name, machines, table, state)
     else:
         name, reason = setting, "named by `stack`"
-        _refuse_impossible(name, machines, table, "is impossible")
+        _refuse_impossible(name, machines, table, "does not fit all machines")
     return dict(table["rows"][name], name=name, reason=reason)
 
 
@@ -351,7 +352,7 @@ def _decide(machines, members, table):
 def _refuse_impossible(name, machines, table, state):
     """Raise PlanError with all obstacles to a stack, if it has any.
 
-    state: the predicate of the message, such as "is impossible".
+    state: the predicate of the message, such as "does not fit all machines".
     """
     sentences = _all_obstacles(name, machines, table)
     if not sentences:
@@ -360,7 +361,7 @@ def _refuse_impossible(name, machines, table, state):
     names = candidates(with_cards, table) if with_cards else ["cpu"]
     fitting = [candidate for candidate in names if not _all_obstacles(candidate, machines, table)]
     nearest = (
-        f"the nearest stack that all can run is stack: {fitting[0]}"
+        f"the nearest stack that fits all machines is stack: {fitting[0]}"
         if fitting
         else "no stack fits all machines"
     )

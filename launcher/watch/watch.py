@@ -435,7 +435,9 @@ class Watch:
             self._ruling.note_stop()
             action = self._plan.program.when_stopped.format(seconds=STOP_GRACE)
             cause = "stopping" if self._stopper.asked else self._regroup
-            hint = " (press again to kill them at once)" if self._stopper.asked else ""
+            hint = ""
+            if self._stopper.asked:
+                hint = " (Ctrl-C or `make stop` again kills them at once)"
             self._say(f"{cause}: the workers {action}{hint}")
         for guard in self._active_guards():
             with self._isolate_errors(guard, selector):

@@ -36,7 +36,7 @@ def test_the_demo_learns_the_digits_with_the_instructions_of_an_old_cpu():
     assert "too short to judge" not in (run / "report.txt").read_text()  # on any PC
     assert summary["final_top1"] >= 0.98
     # Of rank 0, in the trainer's last line of an epoch, and of all ranks.
-    said = float(re.findall(r"val [\d.]+%  (\d+) images/s", done.stdout)[-1])
+    said = float(re.findall(r"val [\d.]+ [\d.]+%  (\d+) images/s", done.stdout)[-1])
     assert said == pytest.approx(summary["images_per_second"], rel=0.05)
     starts = [
         json.loads(path.read_text().splitlines()[0])

@@ -245,7 +245,7 @@ def check_packages(facts, question):
         yield (
             "apt_lock",
             f"{lock.command} (process {lock.pid}) holds the lock of the package manager",
-            "none: make provision waits for it, up to ten minutes each time",
+            "nothing to do: make provision waits for the lock, up to ten minutes each time",
         )
     if facts.dpkg_broken:
         yield ("dpkg", "an installation of packages was interrupted", "sudo dpkg --configure -a")

@@ -162,8 +162,8 @@ def check_gpu_errors(facts, question):
                 "xid",
                 cause,
                 "reboot it; if the error returns (sudo journalctl -kb | grep Xid), the card "
-                "sits loose, is too hot or gets too little power: check its seat and its "
-                "cables",
+                "may be loose in its slot, too hot, or short of power: check the slot, the "
+                "fans and the cables",
             )
 
 

@@ -80,6 +80,22 @@ def test_advice_counts_the_warm_up_of_a_run_as_long(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("mbit", "bought"),
+    [
+        (1000, ["10 Gbit/s", "2.5 Gbit/s"]),
+        (2500, ["10 Gbit/s"]),
+        (10000, []),
+        (None, ["10 Gbit/s", "2.5 Gbit/s"]),
+    ],
+)
+def test_no_link_is_advised_that_the_machines_have_already(tmp_path, mbit, bought):
+    """Their gradients moved at 958 Mbit/s, so something else is slow."""
+    found = advised(tmp_path, **{**BOTTLENECKS["network"], "speed_mbit": mbit})
+    cards = [one.change for one in found.advice.remedies if "network cards" in one.change]
+    assert [change.rpartition(" of ")[2] for change in cards] == bought
+
+
+@pytest.mark.parametrize(
     ("workers", "busy", "typed"),
     [(4, 3.0, "--workers 8"), (4, 7.0, None), (0, 5.0, "--workers 3")],
 )

@@ -14,6 +14,8 @@ from report.analysis import analyse
 from report.compare import read_compared_run
 from report.rerun import train_line
 from report.status import Follower
+from report.text import command_lines
+from report.view import Command
 from tests.unit.report.report_runs import (
     BOTTLENECKS,
     SCRIPT,
@@ -165,6 +167,24 @@ def test_of_one_machine_nothing_is_said_about_networks(tmp_path, nodes, connecti
 TRAINERS = re.compile(
     r"SYNC=|BATCH|BALANCE|EPOCHS|ARGS=|--(accumulate|workers|checkpoint_every|sync|sync_warmup)\b"
 )
+
+
+@pytest.mark.parametrize(
+    ("argument", "printed"),
+    [
+        ("{data}", """ARGS="--path '{data}'\""""),
+        ("0.1", "ARGS='--path 0.1'"),
+        # In double quotes a shell would replace $HOME.
+        ("$HOME", """ARGS='--path '"'"'$HOME'"'"''"""),
+    ],
+)
+def test_quotes_within_an_argument_can_be_read_and_typed(tmp_path, argument, printed):
+    own = run(tmp_path, {"model": "resnet50", "trainer": ["--path", argument]}).run
+    line = train_line(own)
+    assert printed in line
+    assert shlex.split(words_of(line)["ARGS"]) == ["--path", argument]
+    # However narrow the terminal is, the value stays whole.
+    assert any(printed in row for row in command_lines(Command(line), 30))
 
 
 @pytest.mark.parametrize("name", ["network", "data_decode", "all warm-up", "too short"])

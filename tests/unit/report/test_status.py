@@ -144,6 +144,28 @@ def test_processors_that_are_oversubscribed_are_told(folder, waited, said):
     assert said in status.describe_bottleneck(found)
 
 
+def test_ranks_that_wait_for_crowded_processors_are_no_runner_up(folder):
+    """Of processes on one PC, as in the report."""
+    nodes = [{"host": host, "connection": "local"} for host in HOSTS]
+    (folder / "plan.json").write_text(json.dumps({"nodes": nodes}))
+    for rank in (0, 1):
+        train(folder, rank, [(1.0, 0.4)] * 50)
+    ranks = [{"ranks": {"0": {"ran": 1.0 * n, "waited": 3.0 * n}}} for n in range(9)]
+    lines = [sample(float(n), cpu_busy=4.0 * n, **ranks[n]) for n in range(9)]
+    write(folder, "node1", machine(1), lines)
+    judgement = Follower(folder).look().judgement
+    assert (judgement.kind, judgement.runner_up) == ("cpu_oversubscribed", None)
+
+
+def test_a_script_that_times_no_steps_is_described_as_in_the_report(folder):
+    (folder / "plan.json").write_text(json.dumps({"program": SCRIPT}))
+    write(folder, "node1", machine(1), [sample(1.0)])
+    found = Follower(folder).look()
+    said = status.describe_bottleneck(found, running=False)
+    assert said.startswith("unknown: nobody timed the steps of this script")
+    assert status.describe_bottleneck(found) == "too early to judge: no step was timed yet"
+
+
 @pytest.mark.parametrize(
     ("count", "read", "memory"), [(99, 0.0, True), (101, 0.0, False), (99, 9e3, False)]
 )
@@ -193,7 +215,7 @@ def test_too_little_is_not_judged(folder, by_rank, missing):
         train(folder, rank, [(0.5, 0.3)] * count)
     found = Follower(folder).look()
     assert found.cause is None
-    assert status.describe_bottleneck(found).startswith("too early for a diagnosis")
+    assert status.describe_bottleneck(found).startswith("too early to judge")
     assert missing in status.describe_bottleneck(found)
 
 

@@ -309,6 +309,12 @@ def test_export_refuses_in_one_sentence(trained, capsys, argv, word):
     assert word in capsys.readouterr().err
 
 
+def test_export_of_a_scripts_run_names_the_scripts_files(tmp_path, capsys):
+    (tmp_path / "work/node1").mkdir(parents=True)
+    assert export([str(tmp_path)]) == 2
+    assert f"the script wrote are in {tmp_path}/work." in capsys.readouterr().err
+
+
 def test_lines_add_up_to_the_loops_time(trained):
     """No category is a remainder: the sum of all lines is the time from start to end."""
     for of_rank in lines(trained):

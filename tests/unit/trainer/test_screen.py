@@ -53,7 +53,7 @@ def test_plain_lines_come_by_time_and_from_rank_0_alone(time, capsys, caplog):
         assert said.err == ""
         figures = "loss 1.5000  top-1 25.00%  10 images/s  12:00 to go"
         lines = [f"epoch 1/4  step {step}  {figures}" for step in (4, 24, 44)]
-        figures = "loss 1.250  val 1.750  top-1 37.50%  val 50.00%  10 images/s"
+        figures = "loss 1.250 top-1 37.50%  val 1.750 50.00%  10 images/s"
         lines.append(f"epoch 1/4  {figures}")
         assert said.out.splitlines() == (lines if rank == 0 else [])
 
