@@ -502,7 +502,7 @@ def advise_on_share(case: Case) -> list[Remedy]:
             return case.propose(change, "data", set_seconds(loader=loader))
         # The gradients are taken to be faster by the factor by which the cable carries less.
         wait = step.network
-        if step.strategy is not None and step.rate:
+        if step.strategy is not None and step.rate and remaining:
             wait = calibrate(step, step.wait(step.strategy, step.nodes, step.rate / remaining))
         return case.propose(change, "network", set_seconds(network=wait))
 

@@ -161,7 +161,8 @@ class Follower:
         silent_ranks = hang.standings(run.machines.values(), attempt)
         # The size of the world is in the ranks' records, else in the attempt's, else in the plan.
         sizes = [entry.world_size for entry in run.attempts if entry.attempt == attempt]
-        world_size = start.world_size or [*sizes, run.plan.world_size][0] or 0
+        known_sizes = [start.world_size, *sizes, run.plan.world_size]
+        world_size = next((size for size in known_sizes if size), 0)
         missed_sum = hang.find_missed_sum(silent_ranks, world_size)
         found_hang = hang.find_hang(records, run.machines, now, missed_sum) if is_complete else None
         # If a rank has been silent for long, its last recorded RECENT seconds are in the past. A

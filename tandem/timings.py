@@ -154,7 +154,7 @@ class Timings:
     def step(self, samples: Optional[int], scalars: Dict[str, Any]) -> None:
         """End a step of this rank; see the function `step`."""
         # A loss without its name would be taken for a number of samples.
-        if samples is not None and float(samples) != int(samples):
+        if samples is not None and not float(samples).is_integer():
             raise UserError(
                 f"tandem.timings.step: {float(samples):g} is no number of samples: name a value "
                 "that is to be recorded, like step(loss=loss)."

@@ -22,6 +22,7 @@ from contract.errors import UserError
 from launcher.machines.owned import Owner
 from launcher.machines.route import Route
 
+STATUS_SECONDS = 5.0  # that Process.wait waits for an exit status
 Thing = TypeVar("Thing")
 Answer = TypeVar("Answer")
 
@@ -52,7 +53,7 @@ class Process(Protocol):
 
     def close_stdin(self) -> None: ...
 
-    def wait(self, seconds: float | None = None) -> int:
+    def wait(self, seconds: float = STATUS_SECONDS) -> int:
         """Return the exit status; -1 if the connection broke or no status came in time. Call it
         after read() has returned b""."""
 

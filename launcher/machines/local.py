@@ -46,7 +46,7 @@ class LocalProcess:
     def close_stdin(self) -> None:
         self._stdin.close()
 
-    def wait(self, seconds: float | None = None) -> int:
+    def wait(self, seconds: float = 60.0) -> int:  # srun may take longer to end than ssh
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:  # the command has closed its stdout, but still runs
@@ -54,8 +54,9 @@ class LocalProcess:
 
     def stderr(self) -> str:
         # Errors are at the end of the output, and a command may print any amount.
-        self._stderr.seek(0)
-        return self._stderr.read()[-4096:].decode(errors="replace").strip()
+        size = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, size - 4096))
+        return self._stderr.read(4096).decode(errors="replace").strip()
 
     def close(self) -> None:
         if not self._stdin.closed:

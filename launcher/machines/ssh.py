@@ -27,7 +27,7 @@ from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
 from paramiko.packet import Packetizer
 
 from contract.text import clean
-from launcher.machines.engine import Engine, Host, MachineError
+from launcher.machines.engine import STATUS_SECONDS, Engine, Host, MachineError
 from launcher.machines.route import Route
 
 # The time for a TCP connection, for the first line of the ssh server, and for the login. The kernel
@@ -40,7 +40,6 @@ READER_WAKES_EVERY = 5.0
 TCP_THIN_LINEAR_TIMEOUTS = 16  # in linux/tcp.h
 # paramiko logs a traceback if a machine does not answer. connection_error has a sentence instead.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
-STATUS_SECONDS = 5.0  # that SshProcess.wait waits for an exit status
 UNSAFE = re.compile(rb"[^\w ./:=,@+-]")  # bytes that may have a meaning in some shell
 # sshd sends no larger packet, and the protocol requires only 35,000 bytes (RFC 4253, 6.1).
 MAX_PACKET_BYTES = 256 << 10
@@ -156,10 +155,10 @@ class SshProcess:
     def close_stdin(self) -> None:
         self._channel.shutdown_write()
 
-    def wait(self, seconds: float | None = None) -> int:
+    def wait(self, seconds: float = STATUS_SECONDS) -> int:
         # recv_exit_status() would wait for ever if the machine died after its output. Without a
         # status, paramiko's exit_status is -1.
-        self._channel.status_event.wait(seconds or STATUS_SECONDS)
+        self._channel.status_event.wait(seconds)
         return self._channel.exit_status
 
     def stderr(self) -> str:

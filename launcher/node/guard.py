@@ -148,11 +148,12 @@ class Guard:
                 os.read(self.wake_reader, 512)
             except BlockingIOError:
                 break
-        if signal.SIGUSR1 in self.signals:
+        # A signal that comes from here on is for the next turn; clear() would lose it.
+        signals, self.signals = self.signals, set()
+        if signal.SIGUSR1 in signals:
             self.leave_loop("guard", "one of the guard's wardens was killed")
-        if signal.SIGTERM in self.signals:
+        if signal.SIGTERM in signals:
             self.stop_workers("guard", MACHINE_STOP_SECONDS)
-        self.signals.clear()
         statuses = reap()
         self.note_launch_end(statuses)
         if self.output is not None and self.stage is not Stage.DONE:

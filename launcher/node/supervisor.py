@@ -6,6 +6,7 @@ arguments. Without a supervisor, launch would return 1 for any error of a worker
 of all workers. If launch were killed, its workers would continue.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -65,8 +66,14 @@ def start_worker(argv):
         except OSError as error:
             os.write(2, "{}: {}\n".format(argv[0], error.strerror).encode())
             os._exit(127)
+
+    def forward(received, _frame):
+        # The worker may have ended already: its exit must still be reported.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, received)
+
     for number in FORWARDED:
-        signal.signal(number, lambda received, _frame: os.kill(pid, received))
+        signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     return pid
 

@@ -61,6 +61,7 @@ def test_a_line_of_several_steps_has_their_mean_and_the_first_step_that_was_not_
     ("scalars", "message"),
     [
         ({"samples": torch.tensor(0.25)}, "name a value .* step\\(loss=loss\\)"),
+        ({"samples": torch.tensor(math.nan)}, "name a value .* step\\(loss=loss\\)"),
         ({"logits": torch.zeros(4, 10)}, "logits is a Tensor of shape \\(4, 10\\)"),
         ({f"s{number}": 0.0 for number in range(9)}, "s8 is one scalar too many"),
     ],
