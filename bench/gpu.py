@@ -183,7 +183,7 @@ def ahead(device):
 
     def moved(batch):
         with torch.cuda.stream(side):  # None changes nothing
-            images, targets = batch.on(device)
+            images, targets = batch.copy_to(device)
             there = side.record_event() if side else None
         return dataclasses.replace(batch, images=images, targets=targets), there
 
@@ -240,7 +240,7 @@ def snapshot(job, device):
         for which in ("first", "second"):  # the first one makes room in pinned memory
             begin = time.perf_counter()
             payload = checkpoint.snapshot(job, checkpoint.Position.of_new_run(job.world))
-            writer.save(payload, False, checkpoint.arrival(device))
+            writer.save(payload, False, checkpoint.make_copy_waiter(device))
             free = time.perf_counter() - begin
             writer.finish()
             written = time.perf_counter() - begin

@@ -80,9 +80,9 @@ def check_host(vm: bool = False) -> None:
         raise LabError("the lab boots machines, which needs root: run it with sudo")
 
 
-def refuse_rate(rate: Optional[str]) -> None:
-    """Raise LabError if a lab of virtual machines is to have a rate."""
-    if rate is not None:
+def refuse_rate_of_vms(lab: Lab, rate: Optional[str]) -> None:
+    """Raise LabError if the cables of virtual machines are to have a rate."""
+    if lab.vm and rate is not None:
         raise LabError("virtual machines are emulated, slower than any cable: they have no rate")
 
 
@@ -142,7 +142,7 @@ def run_verb(args: argparse.Namespace, command: list[str]) -> None:
         lab = plan_lab(name, args)
         if lab.vm:
             check_host(vm=True)
-            refuse_rate(lab.rate)
+            refuse_rate_of_vms(lab, lab.rate)
         elif not (lab.bare or args.no_bundle) and plan.RELEASES[0] in lab.releases:
             make_bundle(lab)
         life.up(lab)
@@ -150,9 +150,11 @@ def run_verb(args: argparse.Namespace, command: list[str]) -> None:
     if args.verb == "down":
         names = [name]
         if args.all:
+            # Other checkouts have their own labs, which stay.
             all_names = sorted(path.parent.name for path in life.STATE.glob("*/lab.json"))
             names = [lab_name for lab_name in all_names if life.load(lab_name).checkout == CHECKOUT]
         for lab_name in names:
+            # `down` also removes the remains of a lab that is not complete, so this is no error.
             if not life.exists(lab_name):
                 print(f"lab: there is no lab {lab_name}: nothing to end", file=sys.stderr)
             life.down(lab_name)
@@ -161,21 +163,21 @@ def run_verb(args: argparse.Namespace, command: list[str]) -> None:
 
 
 def run_on_lab(lab: Lab, args: argparse.Namespace, command: list[str]) -> None:
-    """Carry out a verb on a lab that is up. Raises LabError and OSError."""
+    """Carry out a verb on a lab that is up. `command`: the words after `--`. Raises LabError and
+    OSError."""
     if args.verb == "exec":
         if not command:
             raise LabError("say what to run: python -m lab exec -- COMMAND ...")
         control.execute(lab, args.place, command)
     elif args.verb == "status":
-        print(life.status(lab))
+        print(life.describe_status(lab))
     elif args.verb == "shape":
         rate = plan.check_rate(args.rate)
-        if lab.vm:
-            refuse_rate(rate)
+        refuse_rate_of_vms(lab, rate)
         for machine in lab.nodes if args.node is None else [lab.node(args.node)]:
             network.carry_out(network.shaping(lab, machine, rate))
     elif args.verb == "ssh":
-        control.execute(lab, "control", control.ssh(lab, lab.node(args.node), command))
+        control.execute(lab, "control", control.make_ssh_command(lab, lab.node(args.node), command))
     elif args.verb == "cut":
         network.plug(lab, lab.node(args.node), on=False)
     else:

@@ -41,19 +41,20 @@ def current_group() -> Path:
     raise LabError("/proc/self/cgroup names no cgroup2 group")
 
 
-def _event(group: Path, key: str) -> bool:
+def _has_event(group: Path, key: str) -> bool:
+    """Return whether the kernel reports the state `key` of a group."""
     try:
         return f"{key} 1" in (group / "cgroup.events").read_text().splitlines()
     except FileNotFoundError:  # the machine has never been switched on
         return False
 
 
-def populated(group: Path) -> bool:
-    return _event(group, "populated")
+def is_populated(group: Path) -> bool:
+    return _has_event(group, "populated")
 
 
-def frozen(group: Path) -> bool:
-    return _event(group, "frozen")
+def is_frozen(group: Path) -> bool:
+    return _has_event(group, "frozen")
 
 
 def freeze(group: Path, *, on: bool) -> None:
@@ -66,7 +67,7 @@ def kill(group: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         (group / "cgroup.kill").write_text("1")
     deadline = time.monotonic() + KILL_SECONDS
-    while populated(group):
+    while is_populated(group):
         if time.monotonic() > deadline:
             raise LabError(f"processes of {group} did not end within {KILL_SECONDS} s of SIGKILL")
         time.sleep(0.01)

@@ -13,7 +13,7 @@ from lab.shell import PRIVATE_MOUNTS
 PLACES = ("control", "stranger")
 
 
-def entering(lab: Lab, place: str, command: Sequence[str]) -> list[str]:
+def wrap_command(lab: Lab, place: str, command: Sequence[str]) -> list[str]:
     """Return the command line that runs `command` at `place`. Each program replaces itself with the
     next one."""
     home = Path(pwd.getpwuid(os.getuid()).pw_dir)
@@ -32,7 +32,7 @@ def entering(lab: Lab, place: str, command: Sequence[str]) -> list[str]:
     ]
 
 
-def environment(lab: Lab) -> dict[str, str]:
+def make_environment(lab: Lab) -> dict[str, str]:
     """Return the caller's environment with the checkout's tools first, and without an ssh agent,
     whose keys could open the nodes."""
     env = {key: value for key, value in os.environ.items() if key != "SSH_AUTH_SOCK"}
@@ -44,19 +44,19 @@ def environment(lab: Lab) -> dict[str, str]:
 
 def execute(lab: Lab, place: str, command: Sequence[str]) -> None:
     """Replace this process with `command`."""
-    argv = entering(lab, place, command)
-    os.execvpe(argv[0], argv, environment(lab))  # noqa: S606
+    argv = wrap_command(lab, place, command)
+    os.execvpe(argv[0], argv, make_environment(lab))  # noqa: S606
 
 
 def run_on(lab: Lab, node: Node, line: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run one command line in a shell on `node`."""
-    argv = entering(lab, "control", ssh(lab, node, [line]))
+    argv = wrap_command(lab, "control", make_ssh_command(lab, node, [line]))
     return subprocess.run(
-        argv, env=environment(lab), input=stdin, capture_output=True, text=True, check=False
+        argv, env=make_environment(lab), input=stdin, capture_output=True, text=True, check=False
     )
 
 
-def ssh(lab: Lab, node: Node, command_line: Sequence[str]) -> list[str]:
+def make_ssh_command(lab: Lab, node: Node, command_line: Sequence[str]) -> list[str]:
     """Return the ssh command for a shell on `node`, independent of the control node's ~/.ssh."""
     options = {
         "UserKnownHostsFile": lab.state / "known_hosts",

@@ -51,19 +51,6 @@ def files(lab: Lab, node: Node) -> dict[str, tuple[int, str]]:
     }
 
 
-def accounts(lab: Lab, base_texts: dict[str, str]) -> dict[str, str]:
-    """Return the base's passwd, shadow and group files with the users of this lab added."""
-    hashed = "*"  # no password logs in
-    if lab.bare:
-        hashed = run(["openssl", "passwd", "-6", "-salt", "tandemlab", PASSWORD]).strip()
-    texts = dict(base_texts)
-    for number, user in enumerate(lab.users, USER_ID):
-        texts["passwd"] += f"{user}:x:{number}:{number}::/home/{user}:/bin/bash\n"
-        texts["shadow"] += f"{user}:{hashed}:20000:0:99999:7:::\n"
-        texts["group"] += f"{user}:x:{number}:\n"
-    return texts
-
-
 def write(lab: Lab, node: Node, base: Path) -> None:
     """Make the disk of `node`. upper/ has the files that differ from the base."""
     upper = node.disk / "upper"
@@ -71,13 +58,28 @@ def write(lab: Lab, node: Node, base: Path) -> None:
         (node.disk / name).mkdir(parents=True)
     for path, (mode, content) in files(lab, node).items():
         _write(upper / path, mode, content)
-    base_texts = {name: (base / "etc" / name).read_text() for name in ("passwd", "shadow", "group")}
-    for name, content in accounts(lab, base_texts).items():
+    # The base's users, and those of this lab.
+    accounts = {name: (base / "etc" / name).read_text() for name in ("passwd", "shadow", "group")}
+    hashed = "*"  # no password logs in
+    if lab.bare:
+        hashed = run(["openssl", "passwd", "-6", "-salt", "tandemlab", PASSWORD]).strip()
+    for number, user in enumerate(lab.users, USER_ID):
+        accounts["passwd"] += f"{user}:x:{number}:{number}::/home/{user}:/bin/bash\n"
+        accounts["shadow"] += f"{user}:{hashed}:20000:0:99999:7:::\n"
+        accounts["group"] += f"{user}:x:{number}:\n"
+    for name, content in accounts.items():
         _write(upper / "etc" / name, 0o640 if name == "shadow" else 0o644, content)
         owner = (base / "etc" / name).stat()
         os.chown(upper / "etc" / name, owner.st_uid, owner.st_gid)
     for number, user in enumerate(lab.users, USER_ID):
-        _write_home(lab, upper / "home" / user, number, base)
+        home = upper / "home" / user
+        shutil.copytree(base / "etc/skel", home)
+        if not lab.bare:  # bare machines know no key
+            public_key = (lab.state / "control.ssh/id_ed25519.pub").read_text()
+            (home / ".ssh").mkdir(mode=0o700)
+            _write(home / ".ssh/authorized_keys", 0o600, public_key)
+        for entry in [home, *home.rglob("*")]:
+            os.chown(entry, number, number)
     ssh_folder = upper / "etc/ssh"
     ssh_folder.mkdir(parents=True, exist_ok=True)
     for kind in HOST_KEY_TYPES:
@@ -88,16 +90,6 @@ def _write(path: Path, mode: int, content: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content)
     path.chmod(mode)
-
-
-def _write_home(lab: Lab, home: Path, owner: int, base: Path) -> None:
-    shutil.copytree(base / "etc/skel", home)
-    if not lab.bare:
-        public_key = (lab.state / "control.ssh/id_ed25519.pub").read_text()
-        (home / ".ssh").mkdir(mode=0o700)
-        _write(home / ".ssh/authorized_keys", 0o600, public_key)
-    for path in [home, *home.rglob("*")]:
-        os.chown(path, owner, owner)
 
 
 def _make_key(kind: str, path: Path, comment: str) -> None:

@@ -117,8 +117,8 @@ def _make_nodes(lab: Lab) -> None:
     start = time.monotonic()
     if int(INOTIFY_LIMIT.read_text()) < INOTIFY_INSTANCES:
         INOTIFY_LIMIT.write_text(str(INOTIFY_INSTANCES))
-    # The keys of a dictionary are the different systems, in the order of the nodes.
-    for system in {machine.system: None for machine in lab.nodes}:
+    # Each different system once, in the order of the nodes.
+    for system in dict.fromkeys(machine.system for machine in lab.nodes):
         base.ensure(system, lab)
         if system.vm:
             vm.ensure(system, lab)
@@ -175,15 +175,15 @@ def exists(name: str) -> bool:
     return any(folder.exists() for folder in folders) or bool(network.namespaces_of(name))
 
 
-def status(lab: Lab) -> str:
+def describe_status(lab: Lab) -> str:
     """Return a table of the nodes, at most 80 columns wide."""
-    ports = network.ports(lab)
-    kind = "bare " * lab.bare + "virtual " * lab.vm
+    ports = network.read_ports(lab)
+    kind = ("bare " if lab.bare else "") + ("virtual " if lab.vm else "")
     head = f"lab {lab.name}: {lab.count} {kind}nodes, Debian {', '.join(lab.releases)}"
     rows = [("node", "address", "state", "ssh", "rate")]
     for machine in lab.nodes:
         plugged, rate = ports[machine.port]
         answers = plugged and network.answers_ssh(lab, machine, connect=0.5, greet=1)
-        state, ssh = node.state(lab, machine, plugged, answers), "yes" if answers else "no"
+        state, ssh = node.describe_state(lab, machine, plugged, answers), "yes" if answers else "no"
         rows.append((machine.name, machine.address, state, ssh, rate or "unshaped"))
     return "\n".join([head, *("{:<8}{:<17}{:<14}{:<5}{}".format(*row) for row in rows)])

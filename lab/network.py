@@ -79,7 +79,7 @@ def plug(lab: Lab, node: Node, *, on: bool) -> None:
     carry_out([f"ip -n {lab.netns('control')} link set {node.port} {'up' if on else 'down'}"])
 
 
-def ports(lab: Lab) -> dict[str, tuple[bool, Optional[str]]]:
+def read_ports(lab: Lab) -> dict[str, tuple[bool, Optional[str]]]:
     """Return {port: (is plugged in, rate)}, read from the kernel."""
     links = json.loads(run(["ip", "-json", "-n", lab.netns("control"), "link", "show"]))
     queues = json.loads(run(["tc", "-json", "-n", lab.netns("control"), "qdisc", "show"]))

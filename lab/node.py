@@ -18,7 +18,7 @@ SSH_LOST = 255  # ssh's exit code if the connection ends
 BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
 
 
-def container(lab: Lab, node: Node) -> list[str]:
+def make_container_command(lab: Lab, node: Node) -> list[str]:
     """Return the command that boots `node` in its namespace and root file system."""
     # The first node of a system makes and tests an environment in the cache; other nodes read it.
     first_node = next(member for member in lab.nodes if member.system == node.system)
@@ -41,12 +41,12 @@ def container(lab: Lab, node: Node) -> list[str]:
     ]
 
 
-def power(lab: Lab, node: Node, group: Path) -> list[str]:
+def make_power_command(lab: Lab, node: Node, group: Path) -> list[str]:
     """Return the command that runs as long as `node` has power."""
     script = Path(__file__).with_name("boot.sh")
     relative = str(group.relative_to(cgroup.mount_point()))
     arguments = [relative, node.netns, str(node.disk), str(base.folder(node.system))]
-    return [*PRIVATE_MOUNTS, "sh", str(script), *arguments, *container(lab, node)]
+    return [*PRIVATE_MOUNTS, "sh", str(script), *arguments, *make_container_command(lab, node)]
 
 
 def boot(lab: Lab, node: Node) -> subprocess.Popen[bytes]:
@@ -54,9 +54,10 @@ def boot(lab: Lab, node: Node) -> subprocess.Popen[bytes]:
     group = cgroup.group_of(lab.name, node.name)
     group.mkdir(parents=True, exist_ok=True)
     cgroup.freeze(group, on=False)  # it may have been frozen when it lost power
+    command = (vm.make_power_command if lab.vm else make_power_command)(lab, node, group)
     with node.console.open("ab") as console:
         return subprocess.Popen(
-            vm.power(lab, node, group) if lab.vm else power(lab, node, group),
+            command,
             stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=console,
@@ -64,8 +65,8 @@ def boot(lab: Lab, node: Node) -> subprocess.Popen[bytes]:
         )
 
 
-def running(lab: Lab, node: Node) -> bool:
-    return cgroup.populated(cgroup.group_of(lab.name, node.name))
+def is_on(lab: Lab, node: Node) -> bool:
+    return cgroup.is_populated(cgroup.group_of(lab.name, node.name))
 
 
 def wait_for_ssh(lab: Lab, booting: Mapping[Node, subprocess.Popen[bytes]]) -> None:
@@ -97,7 +98,7 @@ def power_off(lab: Lab, node: Node) -> None:
 
 def freeze(lab: Lab, node: Node) -> None:
     """Make `node` hang. Raises LabError if it is off."""
-    if not running(lab, node):
+    if not is_on(lab, node):
         raise LabError(f"{node.name} is off: a machine without power cannot be frozen")
     cgroup.freeze(cgroup.group_of(lab.name, node.name), on=True)
 
@@ -106,7 +107,7 @@ def mend(lab: Lab, node: Node) -> None:
     """Thaw `node` and plug it in, or switch it on. Its disk is as before."""
     group = cgroup.group_of(lab.name, node.name)
     network.plug(lab, node, on=True)
-    if running(lab, node):
+    if is_on(lab, node):
         cgroup.freeze(group, on=False)
     else:
         wait_for_ssh(lab, {node: boot(lab, node)})
@@ -138,12 +139,11 @@ def reboot(lab: Lab, node: Node) -> None:
         time.sleep(0.05)
 
 
-def state(lab: Lab, node: Node, plugged: bool, answers: bool) -> str:
+def describe_state(lab: Lab, node: Node, plugged: bool, answers: bool) -> str:
     """Return a word for people: dead, frozen, cut, booting or running."""
     group = cgroup.group_of(lab.name, node.name)
-    if not cgroup.populated(group):
+    if not cgroup.is_populated(group):
         return "dead"
-    troubles = [
-        word for word, is_so in (("frozen", cgroup.frozen(group)), ("cut", not plugged)) if is_so
-    ]
+    troubles = ["frozen"] if cgroup.is_frozen(group) else []
+    troubles += [] if plugged else ["cut"]
     return ", ".join(troubles) or ("running" if answers else "booting")

@@ -91,10 +91,10 @@ class Lab:
     name: str
     checkout: Path
     count: int = 4
-    rate: Optional[str] = None
-    releases: tuple[str, ...] = ("bookworm",)  # one for all, or one per node
-    bare: bool = False
-    vm: bool = False
+    rate: Optional[str] = None  # of each cable, like 1gbit; None: not limited
+    releases: tuple[str, ...] = ("bookworm",)  # Debian's: one for all nodes, or one per node
+    bare: bool = False  # as installed: password logins, and no key
+    vm: bool = False  # virtual machines, not containers
     packages: tuple[str, ...] = ()
     cpus: int = 1  # for each virtual machine, like megabytes
     megabytes: int = MACHINE_MEGABYTES
@@ -167,7 +167,8 @@ def check_packages(text: str) -> tuple[str, ...]:
 
 
 def check_hardware(vm: bool, cpus: Optional[int], megabytes: Optional[int]) -> tuple[int, int]:
-    """Return (processors, MB of memory) of each virtual machine. Raises LabError."""
+    """Return (processors, MB of memory) of each virtual machine; None stands for the default.
+    Raises LabError."""
     if not vm and (cpus or megabytes):
         raise LabError("--cpus and --memory are for virtual machines: other nodes use the host's")
     cpus = 1 if cpus is None else cpus
@@ -192,8 +193,8 @@ def check_rate(rate: str) -> Optional[str]:
 
 def bits_per_second(rate: str) -> float:
     """Return the value of a rate like `2.5gbit`, which is a number, a letter and `bit`."""
-    number, unit = rate[: -len("gbit")], rate[-len("gbit")]
-    return float(number) * {"k": 1e3, "m": 1e6, "g": 1e9}[unit]
+    number, letter = rate[: -len("gbit")], rate[-len("gbit")]
+    return float(number) * {"k": 1e3, "m": 1e6, "g": 1e9}[letter]
 
 
 def burst_bytes(rate: str) -> int:

@@ -54,21 +54,7 @@ def _make(system: System, target: Path) -> None:
     for name in ("bin", "dev", "modules", "root"):
         (initial / name).mkdir(parents=True)
     shutil.copy(root / "bin/busybox", initial / "bin")
-    for number, module in enumerate(_modules(root, version)):
-        content = module.read_bytes()
-        # Debian 13 compresses its modules, which busybox does not load.
-        plain = lzma.decompress(content) if module.suffix == ".xz" else content
-        (initial / f"modules/{number:02}-{module.name.removesuffix('.xz')}").write_bytes(plain)
-    (initial / "init").write_text(INIT)
-    (initial / "init").chmod(0o755)
-    run(["sh", "-c", ARCHIVE, "sh", str(initial), str(target / "initrd")])
-    shutil.rmtree(initial)
-    # -d writes the base's files into the disk without mounting it.
-    run([*MAKE_DISK.split(), "-d", str(root), str(target / "disk.ext4"), DISK_SIZE])
-
-
-def _modules(root: Path, version: str) -> list[Path]:
-    """Return the files of MODULES and of their dependencies, in the order of loading."""
+    # MODULES and their dependencies, each once, in the order of loading.
     files: dict[Path, None] = {}
     for module in MODULES:
         query = ["modprobe", "--set-version", version, "--show-depends", module]
@@ -76,7 +62,17 @@ def _modules(root: Path, version: str) -> list[Path]:
         for line in run(["chroot", str(root), *query]).splitlines():
             if line.startswith("insmod "):
                 files[root / line.split()[1].lstrip("/")] = None
-    return list(files)
+    for number, file in enumerate(files):
+        content = file.read_bytes()
+        # Debian 13 compresses its modules, which busybox does not load.
+        plain = lzma.decompress(content) if file.suffix == ".xz" else content
+        (initial / f"modules/{number:02}-{file.name.removesuffix('.xz')}").write_bytes(plain)
+    (initial / "init").write_text(INIT)
+    (initial / "init").chmod(0o755)
+    run(["sh", "-c", ARCHIVE, "sh", str(initial), str(target / "initrd")])
+    shutil.rmtree(initial)
+    # -d writes the base's files into the disk without mounting it.
+    run([*MAKE_DISK.split(), "-d", str(root), str(target / "disk.ext4"), DISK_SIZE])
 
 
 def write_disk(node: Node) -> None:
@@ -95,7 +91,7 @@ def write_disk(node: Node) -> None:
     run(["qemu-img", "create", "-q", "-f", "qcow2", *backing, str(node.disk / "disk.qcow2")])
 
 
-def machine(lab: Lab, node: Node) -> list[str]:
+def make_emulator_command(lab: Lab, node: Node) -> list[str]:
     """Return the command of the emulator for `node`."""
     hardware = {
         "-accel": "tcg,thread=multi,tb-size=64",
@@ -119,7 +115,8 @@ def machine(lab: Lab, node: Node) -> list[str]:
     return ["qemu-system-x86_64", "-nodefaults", *words, *devices]
 
 
-def power(lab: Lab, node: Node, group: Path) -> list[str]:
+def make_power_command(lab: Lab, node: Node, group: Path) -> list[str]:
     """Return the command that runs as long as `node` has power."""
-    enter = ["nsenter", f"--net=/run/netns/{lab.netns('control')}", *machine(lab, node)]
+    emulator = make_emulator_command(lab, node)
+    enter = ["nsenter", f"--net=/run/netns/{lab.netns('control')}", *emulator]
     return ["sh", "-c", 'echo 0 >"$1/cgroup.procs"; shift; exec "$@"', "sh", str(group), *enter]

@@ -41,7 +41,8 @@ class Piece(NamedTuple):
     variables: Mapping[str, str] = MappingProxyType({})  # added to the environment
 
 
-def pytest(name: str, *words: str, **variables: str) -> Piece:
+def make_pytest_piece(name: str, *words: str, **variables: str) -> Piece:
+    """Make a piece that runs pytest with these words of its command line."""
     argv = (PYTHON, "-m", "pytest", "--quiet", "--durations=15", "--durations-min=2")
     # A test may boot and provision machines for an hour.
     return Piece(name, (*argv, "-o", "faulthandler_timeout=3600", *words), variables)
@@ -49,17 +50,17 @@ def pytest(name: str, *words: str, **variables: str) -> Piece:
 
 def list_pieces() -> Iterator[Piece]:
     """Yield the pieces: each file with tests that are marked long, benchmarks, faults, fuzzers."""
-    for file in collect("-m", "long", "tests/unit", "tests/train", "tests/lab"):
-        yield pytest(file, "-m", "long", file)
+    for file in collect_files("-m", "long", "tests/unit", "tests/train", "tests/lab"):
+        yield make_pytest_piece(file, "-m", "long", file)
     for path in sorted((ROOT / "bench").glob("test_*.py")):
-        yield pytest(f"bench/{path.name}", f"bench/{path.name}")
-    yield pytest("40 faults", "tests/lab/test_chaos.py", TANDEM_CHAOS_TRIALS="40")
-    yield pytest("fuzzers", "-m", "hypothesis", "tests/unit", TANDEM_FUZZ="1")
+        yield make_pytest_piece(f"bench/{path.name}", f"bench/{path.name}")
+    yield make_pytest_piece("40 faults", "tests/lab/test_chaos.py", TANDEM_CHAOS_TRIALS="40")
+    yield make_pytest_piece("fuzzers", "-m", "hypothesis", "tests/unit", TANDEM_FUZZ="1")
     yield Piece("test-gpu on the CPU", ("tools/test-gpu.sh", "--device=cpu"), {"PYTHON": PYTHON})
     yield Piece("40 verdicts", (PYTHON, "-m", "bench.verdict"))
 
 
-def collect(*words: str) -> list[str]:
+def collect_files(*words: str) -> list[str]:
     """Return the files of the tests that these words of pytest select."""
     argv = [PYTHON, "-m", "pytest", "--collect-only", "-qq", *words]
     process = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)

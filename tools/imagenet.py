@@ -30,13 +30,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from tqdm import tqdm
 
 from contract.command_line import verb_words
 from contract.errors import UserError
-from tools.shrink import Shape, shrink, start_worker
+from tools.shrink import WORKER_KILLED, Shape, shrink, start_worker
 from trainer.data.decode import BadImage
 
 PAGE = "https://image-net.org/challenges/LSVRC/2012/2012-downloads.php"
@@ -52,10 +52,25 @@ MD5 = {
 DISK_FACTOR = 1.02
 CHECKSUM_FILE = ".archives.json"  # in the target folder, with what `check_archives` found
 PIECE_BYTES = 1 << 20
-UNPACKED = 64 << 20  # the most bytes of the devkit, and of meta.mat in it
-BATCH = 256  # images in memory before the pool shrinks them: 30 MB
+MAX_UNPACKED_BYTES = 64 << 20  # of the devkit, and of meta.mat in it
+BATCH_IMAGES = 256  # in memory before the pool shrinks them: 30 MB
 RATIO_AT_256 = 0.25  # the share of ImageNet's bytes that images with a short side of 256 need
 COMPRESSED = 15  # the type of a compressed element of a MATLAB file
+
+
+class TrainClass(NamedTuple):
+    """A class of train, as the archive has it."""
+
+    wnid: str  # the WordNet id of the class, such as n01440764
+    size: int  # the bytes of its tar
+
+
+class ValImage(NamedTuple):
+    """An image of val."""
+
+    name: str
+    wnid: str  # of its class
+    size: int  # bytes
 
 
 @dataclass(frozen=True)
@@ -64,22 +79,23 @@ class Plan:
 
     source: Path
     target: Path
-    # A wnid is the WordNet id of a class, such as n01440764.
-    classes: tuple[tuple[str, int], ...]  # (wnid, bytes of its tar) of the classes to copy to train
-    val: tuple[tuple[str, str, int], ...]  # (image, wnid, bytes) of all images, or () if val exists
+    classes: tuple[TrainClass, ...]  # those to copy to train
+    val: tuple[ValImage, ...]  # all images, or () if val exists
     wnids: tuple[str, ...]  # of all classes
     shape: Shape | None = None  # None: images stay unchanged
 
-    def train_size(self) -> int:  # bytes that are still to be copied, as those of val_size
-        return sum(size for _, size in self.classes)
+    def train_size(self) -> int:
+        """Return the bytes that are still to be copied to train."""
+        return sum(train_class.size for train_class in self.classes)
 
     def val_size(self) -> int:
+        """Return the bytes that are still to be copied to val."""
         # val.part may have images already, after a kill.
         folder = self.target / "val.part"
-        rows = ((folder / wnid / name, size) for name, wnid, size in self.val)
-        return sum(size for path, size in rows if not self.has(path, size))
+        rows = ((folder / image.wnid / image.name, image.size) for image in self.val)
+        return sum(size for path, size in rows if not self.has_copied(path, size))
 
-    def has(self, path: Path, size: int) -> bool:
+    def has_copied(self, path: Path, size: int) -> bool:
         """Return whether an image, which has `size` bytes in the archive, is copied."""
         written = path.stat().st_size if path.is_file() else 0
         # A smaller image gets its name when it is complete. An unchanged image has a name before,
@@ -92,19 +108,19 @@ def read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
 
     Raises UserError if the archive is not the devkit.
     """
-    from scipy.io import loadmat
+    from scipy.io import loadmat  # which only this command needs
 
     contents = {"meta.mat": b"", "ILSVRC2012_validation_ground_truth.txt": b""}
     with _explain_damage(path):
         # A small file may unpack to any number of bytes. With one byte too many, it is refused.
         with gzip.open(path) as file:
-            unpacked = file.read(UNPACKED + 1)
+            unpacked = file.read(MAX_UNPACKED_BYTES + 1)
         _refuse_large(len(unpacked), path)
         with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as archive:
             for member in archive:
                 name = Path(member.name).name
                 if name in contents and member.isfile():
-                    contents[name] = _content(archive, member).read()
+                    contents[name] = _open_member(archive, member).read()
     missing = [name for name, content in contents.items() if not content]
     if missing:
         raise UserError(f"{path} has no {' and no '.join(missing)}: is it the devkit? {PAGE}")
@@ -131,10 +147,10 @@ def read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
 
 
 def _refuse_large(size: int, path: Path) -> None:
-    if size > UNPACKED:
+    if size > MAX_UNPACKED_BYTES:
         raise UserError(
-            f"{path} unpacks to more than {UNPACKED >> 20} MiB, so it is not the devkit: download "
-            f"it again from {PAGE}"
+            f"{path} unpacks to more than {MAX_UNPACKED_BYTES >> 20} MiB, so it is not the devkit: "
+            f"download it again from {PAGE}"
         )
 
 
@@ -143,15 +159,16 @@ def _element_sizes(meta: bytes) -> Iterator[int]:
     # A header of 128 bytes ends with "MI" in the file's byte order: b"IM" is little-endian.
     order, position = ("<" if meta[126:128] == b"IM" else ">"), 128
     while position + 8 <= len(meta):
+        # An element has a type and a number of bytes, and then so many bytes.
         kind, size = struct.unpack_from(f"{order}II", meta, position)
         element = meta[position + 8 : position + 8 + size]
         if kind == COMPRESSED:
-            element = zlib.decompressobj().decompress(element, UNPACKED + 1)
+            element = zlib.decompressobj().decompress(element, MAX_UNPACKED_BYTES + 1)
         yield len(element)
         position += 8 + size
 
 
-def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
+def _open_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
     """Open a plain file of an archive. Raises UserError for any other kind of member."""
     # A sparse file may have any number of bytes that are not in the archive.
     file = archive.extractfile(member) if not member.issparse() else None
@@ -162,6 +179,7 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
 
 @contextmanager
 def _explain_damage(path: Path) -> Iterator[None]:
+    """Raise UserError for an error within the block that a damaged archive causes."""
     try:
         yield
     except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
@@ -171,7 +189,7 @@ def _explain_damage(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _tar(path: Path) -> Iterator[tarfile.TarFile]:
+def _open_tar(path: Path) -> Iterator[tarfile.TarFile]:
     """Open an archive. Raises UserError if it is damaged."""
     with _explain_damage(path), tarfile.open(path, "r:") as archive:
         yield archive
@@ -185,15 +203,15 @@ def make_plan(source: Path, target: Path, shape: Shape | None = None) -> Plan:
             f"{source} lacks {', '.join(absent)}. Download them, with an account, from {PAGE}"
         )
     wnid_of, truth = read_devkit(source / DEVKIT)
-    with _tar(source / TRAIN) as archive:
-        train = [(member.name.removesuffix(".tar"), member.size) for member in archive]
-    unmatched = sorted({name for name, _ in train} ^ set(wnid_of.values()))
+    with _open_tar(source / TRAIN) as archive:
+        train = [TrainClass(member.name.removesuffix(".tar"), member.size) for member in archive]
+    unmatched = sorted({train_class.wnid for train_class in train} ^ set(wnid_of.values()))
     if unmatched:
         raise UserError(
             f"{source / TRAIN} and the devkit do not have the same classes: "
             f"{_name_three(unmatched)}"
         )
-    with _tar(source / VAL) as archive:
+    with _open_tar(source / VAL) as archive:
         val = sorted((member.name, member.size) for member in archive if member.isfile())
     expected = [f"ILSVRC2012_val_{number:08}.JPEG" for number in range(1, len(truth) + 1)]
     unmatched = sorted({name for name, _ in val} ^ set(expected))
@@ -202,11 +220,11 @@ def make_plan(source: Path, target: Path, shape: Shape | None = None) -> Plan:
             f"{source / VAL} and the devkit do not have the same images: {_name_three(unmatched)}"
         )
     # The devkit lists the classes in the order of the images' names, which `val` is sorted by.
-    images = ((name, wnid_of[number], size) for (name, size), number in zip(val, truth))
+    images = (ValImage(name, wnid_of[number], size) for (name, size), number in zip(val, truth))
     return Plan(
         source=source,
         target=target,
-        classes=tuple(row for row in train if not (target / "train" / row[0]).is_dir()),
+        classes=tuple(row for row in train if not (target / "train" / row.wnid).is_dir()),
         val=tuple(images) if not (target / "val").is_dir() else (),
         wnids=tuple(sorted(wnid_of.values())),
         shape=shape,
@@ -218,26 +236,10 @@ def _name_three(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def check_space(plan: Plan) -> None:
-    """Raise UserError if the target's disk has too little space."""
-    # The bytes of some images grow with the side, of others with the number of pixels (ratio**2).
-    # The larger estimate is safe.
-    ratio = plan.shape.size / 256 if plan.shape else math.inf
-    share = min(1.0, RATIO_AT_256 * max(ratio, ratio**2))
-    size = (plan.train_size() + plan.val_size()) * DISK_FACTOR * share
-    free = shutil.disk_usage(plan.target).free
-    if size > free:
-        raise UserError(
-            f"{plan.target} has {free / 1e9:.1f} GB free, and {size / 1e9:.1f} GB are needed: "
-            "choose a folder on another disk with TO="
-        )
-
-
-def check_archives(plan: Plan, bar: Callable[..., Any]) -> list[str]:
+def check_archives(plan: Plan) -> list[str]:
     """Return warnings about archives that are not the official ones.
 
-    bar: opens a progress bar, such as `progress`. Raises UserError if the target was begun with
-    another shape.
+    Raises UserError if the target was begun with another shape.
     """
     # The target stores {"shape": [256, 90], archive: [bytes, nanoseconds of its change, MD5]}. The
     # sums take minutes, so a command that continues must not compute them again.
@@ -255,7 +257,7 @@ def check_archives(plan: Plan, bar: Callable[..., Any]) -> list[str]:
         path = plan.source / name
         size, changed = path.stat().st_size, path.stat().st_mtime_ns
         if sums.get(name, [])[:2] != [size, changed]:  # the sum is missing, or the file has changed
-            with path.open("rb") as file, bar(f"checking {name}", size) as advance:
+            with path.open("rb") as file, progress(f"checking {name}", size) as advance:
                 digest = hashlib.md5(usedforsecurity=False)
                 while piece := file.read(PIECE_BYTES):
                     digest.update(piece)
@@ -275,7 +277,7 @@ class Writer:
     def __init__(self, shape: Shape | None) -> None:
         self.shape = shape
         self.waiting: list[tuple[bytes, Path]] = []  # the next batch for the pool
-        self.bad = 0  # the number of files that are not images, and stay unchanged
+        self.bad_count = 0  # of files that are not images, and stay unchanged
         self.pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Writer:
@@ -297,7 +299,7 @@ class Writer:
         if len(content) != size:
             raise UserError(f"{path} has {len(content)} bytes in its archive instead of {size}")
         self.waiting.append((content, path))
-        if len(self.waiting) == BATCH:
+        if len(self.waiting) == BATCH_IMAGES:
             self.finish()
 
     def finish(self) -> None:
@@ -307,12 +309,9 @@ class Writer:
         try:
             write = partial(_write_smaller, self.shape)
             for is_bad in self.pool.map(write, self.waiting, chunksize=8):
-                self.bad += is_bad
+                self.bad_count += is_bad
         except BrokenProcessPool:
-            raise UserError(
-                "a process that shrinks images was killed, perhaps for want of memory: the same "
-                "command continues"
-            ) from None
+            raise UserError(WORKER_KILLED) from None
         self.waiting = []
 
 
@@ -340,17 +339,18 @@ def _write_smaller(shape: Shape, image: tuple[bytes, Path]) -> bool:
 
 def extract_train(plan: Plan, advance: Callable[[int], None], writer: Writer) -> None:
     """Make the class folders of train that are missing. Raises UserError and OSError."""
-    sizes = dict(plan.classes)
+    wnids = {train_class.wnid for train_class in plan.classes}
     # One pass copies all classes, since the archive has more than a hundred gigabytes.
-    with _tar(plan.source / TRAIN) as archive:
+    with _open_tar(plan.source / TRAIN) as archive:
         for member in archive:
             wnid = member.name.removesuffix(".tar")
-            if wnid in sizes:
-                _extract_class(_content(archive, member), plan.target / "train" / wnid, writer)
+            if wnid in wnids:
+                _extract_class(_open_member(archive, member), plan.target / "train" / wnid, writer)
                 advance(member.size)
 
 
 def _extract_class(file: IO[bytes], folder: Path, writer: Writer) -> None:
+    """Make a class folder of the tar `file`. Raises UserError and OSError."""
     unfinished = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -359,7 +359,7 @@ def _extract_class(file: IO[bytes], folder: Path, writer: Writer) -> None:
             # A name without a / cannot leave the class folder.
             if not image.isfile() or not re.fullmatch(r"[\w-]+\.JPEG", image.name):
                 raise UserError(f"{folder.name}.tar has {image.name!r}, which is not an image")
-            writer.write(_content(images, image), unfinished / image.name, image.size)
+            writer.write(_open_member(images, image), unfinished / image.name, image.size)
     writer.finish()
     if not any(unfinished.iterdir()):
         raise UserError(f"{folder.name}.tar has no images: download {TRAIN} again")
@@ -373,14 +373,17 @@ def extract_val(plan: Plan, advance: Callable[[int], None], writer: Writer) -> N
     folder = plan.target / "val.part"
     for wnid in plan.wnids:
         (folder / wnid).mkdir(parents=True, exist_ok=True)
-    places = {name: (folder / wnid / name, size) for name, wnid, size in plan.val}
-    with _tar(plan.source / VAL) as archive:
+    images = {image.name: image for image in plan.val}
+    with _open_tar(plan.source / VAL) as archive:
         for member in archive:
-            # A folder in the archive has no place. After a kill, some images are copied already.
-            path, size = places.get(member.name, (None, 0))
-            if path and not plan.has(path, size):
-                writer.write(_content(archive, member), path, size)
-                advance(size)
+            if member.name not in images:  # a folder in the archive
+                continue
+            image = images[member.name]
+            path = folder / image.wnid / image.name
+            # After a kill, some images are copied already.
+            if not plan.has_copied(path, image.size):
+                writer.write(_open_member(archive, member), path, image.size)
+                advance(image.size)
     writer.finish()
     # A folder with the name val is complete, so its content must reach the disk first.
     os.sync()
@@ -393,12 +396,6 @@ def _copy(file: IO[bytes], path: Path, size: int) -> None:
         shutil.copyfileobj(file, output, PIECE_BYTES)
     if path.stat().st_size != size:
         raise UserError(f"{path} has {path.stat().st_size} bytes instead of {size}")
-
-
-def count(folder: Path) -> tuple[int, int]:
-    """Return the numbers of classes and images in a folder of class folders."""
-    classes = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    return len(classes), sum(1 for path in classes for _ in path.iterdir())
 
 
 @contextmanager
@@ -414,8 +411,18 @@ def run(source: Path, target: Path, shape: Shape | None = None) -> None:
     """Make the class folders in `target`. Raises UserError and OSError."""
     plan = make_plan(source, target, shape)
     target.mkdir(parents=True, exist_ok=True)
-    check_space(plan)
-    for warning in check_archives(plan, progress):
+    # The bytes of some images grow with the side, of others with the number of pixels (ratio**2).
+    # The larger estimate is safe.
+    ratio = shape.size / 256 if shape else math.inf
+    share = min(1.0, RATIO_AT_256 * max(ratio, ratio**2))
+    needed_bytes = (plan.train_size() + plan.val_size()) * DISK_FACTOR * share
+    free_bytes = shutil.disk_usage(target).free
+    if needed_bytes > free_bytes:
+        raise UserError(
+            f"{target} has {free_bytes / 1e9:.1f} GB free, and {needed_bytes / 1e9:.1f} GB are "
+            "needed: choose a folder on another disk with TO="
+        )
+    for warning in check_archives(plan):
         print(f"tandem: warning: {warning}", file=sys.stderr)
     with Writer(shape) as writer:
         if plan.classes:
@@ -424,11 +431,14 @@ def run(source: Path, target: Path, shape: Shape | None = None) -> None:
         if plan.val:
             with progress("val", plan.val_size()) as advance:
                 extract_val(plan, advance, writer)
-    if writer.bad:
-        print(f"tandem: {writer.bad:,} files are no images and stay as they are", file=sys.stderr)
+    if writer.bad_count:
+        text = f"tandem: {writer.bad_count:,} files are no images and stay as they are"
+        print(text, file=sys.stderr)
     for split in ("train", "val"):
-        classes, images = count(target / split)
-        print(f"{target / split}: {classes:,} classes, {images:,} images")
+        # A folder of an unfinished class begins with a dot.
+        folders = [path for path in (target / split).iterdir() if not path.name.startswith(".")]
+        images = sum(1 for folder in folders for _ in folder.iterdir())
+        print(f"{target / split}: {len(folders):,} classes, {images:,} images")
 
 
 def main(argv: list[str]) -> int:

@@ -37,7 +37,11 @@ from trainer.data.decode import BadImage, Unreadable, picture_of, read_file
 
 JPEGS = (".jpg", ".jpeg", ".jpe", ".jfif")
 SETTINGS = "settings.json"  # in NAME.part: its settings, and its lock
-CHUNK = 16  # images that a process gets at once
+CHUNK_IMAGES = 16  # that a process gets at once
+WORKER_KILLED = (
+    "a process that shrinks images was killed, perhaps for want of memory: the same command "
+    "continues"
+)
 
 
 class Shape(NamedTuple):
@@ -138,23 +142,20 @@ def copy_images(images: list[str], source: Path, folder: Path, shape: Shape) -> 
     # A power cut may leave files with a name but without a byte.
     paths = (path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
     copied = {str(path.relative_to(folder)) for path in paths}
-    todo = [path for path in images if path not in copied and shrunk_name(path) not in copied]
-    bad = 0
+    pending = [path for path in images if path not in copied and shrunk_name(path) not in copied]
+    bad_count = 0
     pool = ProcessPoolExecutor(len(os.sched_getaffinity(0)), initializer=start_worker)
     copy = partial(copy_image, source=source, folder=folder, shape=shape)
-    count = len(images) - len(todo)
-    with tqdm(total=len(images), initial=count, unit=" images", disable=None) as bar:
+    done_count = len(images) - len(pending)
+    with tqdm(total=len(images), initial=done_count, unit=" images", disable=None) as bar:
         try:
-            for path, reason in zip(todo, pool.map(copy, todo, chunksize=CHUNK)):
+            for path, reason in zip(pending, pool.map(copy, pending, chunksize=CHUNK_IMAGES)):
                 bar.update()
                 if reason:
-                    bad += 1
+                    bad_count += 1
                     bar.write(printable(f"tandem: {path}: {reason}"), sys.stderr)
         except BrokenProcessPool:
-            raise UserError(
-                "a process that shrinks images was killed, perhaps for want of memory: the same "
-                "command continues"
-            ) from None
+            raise UserError(WORKER_KILLED) from None
         except OSError as error:
             location = error.filename or folder  # the error of a full disk has no file
             raise UserError(
@@ -164,8 +165,11 @@ def copy_images(images: list[str], source: Path, folder: Path, shape: Shape) -> 
             raise UserError(f"{source}: an image {error}: check its disk or file server") from None
         finally:
             pool.shutdown(cancel_futures=True)
-    if bad:
-        print(f"tandem: {bad:,} files are no images and were copied as they are", file=sys.stderr)
+    if bad_count:
+        print(
+            f"tandem: {bad_count:,} files are no images and were copied as they are",
+            file=sys.stderr,
+        )
 
 
 def lock_folder(folder: Path, source: Path, shape: Shape) -> IO[str]:

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import to_builtins
 
@@ -38,7 +38,7 @@ from tools.verbs import say
 
 SWEEPS = Path(RUNS, "sweeps")
 # Variables of `make train` that may have several values in a sweep.
-SWEPT = ("NODES", "MODEL", "DATA", "EPOCHS", "BATCH", "PRECISION", "SYNC", "ARGS")
+SWEEPABLE = ("NODES", "MODEL", "DATA", "EPOCHS", "BATCH", "PRECISION", "SYNC", "ARGS")
 # The duration of the steps in a run without EPOCHS. The report needs 20 steps (report/measure.py),
 # so a step may take 1.9 s.
 TRIAL_SECONDS = 40
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     """Start or resume a sweep. Returns the exit code."""
     try:
         words = verb_words("sweep", argv, "make sweep")
-        folder = sweep_to_resume(words) if "resume" in words else new_sweep(words)
+        folder = find_sweep(words) if "resume" in words else new_sweep(words)
         with lock_sweep(folder):
             return run_cells(folder)
     except UserError as error:
@@ -60,51 +60,56 @@ def main(argv: list[str]) -> int:
         return UserError.code
 
 
-def new_sweep(options: Mapping[str, Any]) -> Path:
-    """Make the folder of a new sweep, and return it. Raises UserError for an invalid grid."""
-    if "sweep" not in options:
+def new_sweep(words: Mapping[str, Any]) -> Path:
+    """Make the folder of a new sweep, and return it. `words`: the value of each typed variable, by
+    its name in lower case. Raises UserError for an invalid grid."""
+    if "sweep" not in words:
         raise UserError(
             "SWEEP is missing: `make help sweep` has an example; RESUME continues a sweep."
         )
     # `base` has the variables that are the same in every cell. verb_words has split ARGS.
-    keys = {name: name.lower() for name in ("INVENTORY", *SWEPT)}
-    base = {name: str(options[key]) for name, key in keys.items() if key in options}
-    if "args" in options:
-        base["ARGS"] = shlex.join(options["args"])
-    rounds = options.get("rounds", 2)
+    keys = {name: name.lower() for name in ("INVENTORY", *SWEEPABLE)}
+    base = {name: str(words[key]) for name, key in keys.items() if key in words}
+    if "args" in words:
+        base["ARGS"] = shlex.join(words["args"])
+    rounds = words.get("rounds", 2)
     # Every cell is checked before the first run, since the last may run hours later.
-    cells = [cell(base, words) for words in grid(options["sweep"], base)]
+    cells = [make_cell(base, settings) for settings in parse_grid(words["sweep"], base)]
     folder = SWEEPS / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     try:
         folder.mkdir(parents=True)  # without exist_ok, since two sweeps must not share a folder
     except FileExistsError:
         raise UserError(f"a sweep began this very second: {folder}; type it again.") from None
-    state = {"sweep": options["sweep"], "rounds": rounds, "cells": cells, "runs": []}
+    state = {"sweep": words["sweep"], "rounds": rounds, "cells": cells, "runs": []}
     # RESUME will run the cells' commands. The seal lets it recognize a changed or foreign file.
-    write(folder, {**state, "seal": seal.seal(cells)})
+    write_state(folder, {**state, "seal": seal.seal(cells)})
     return folder
 
 
-def grid(text: str, base: Mapping[str, str]) -> list[Words]:
-    """Return the words of each cell: all combinations of values. Raises UserError."""
+def parse_grid(text: str, base: Mapping[str, str]) -> list[Words]:
+    """Return the settings of each cell: all combinations of the values in `text`, which is like
+    "SYNC=allreduce,ef:5 BATCH=32,64". `base`: the settings that are the same in every cell. Raises
+    UserError."""
     axes: dict[str, list[str]] = {}
     for word in verbs.VARIABLES["ARGS"].read("SWEEP", text):
         name, equals, values = word.partition("=")
         # An option of the trainer can be swept too, but only as a value of ARGS.
-        if name.lower() in TRAINER_OPTIONS and name not in SWEPT:
+        if name.lower() in TRAINER_OPTIONS and name not in SWEEPABLE:
             hint = "|".join(f"--{name.lower()} {value}" for value in values.split(","))
             raise UserError(
                 f"{name}={values.split(',')[0]} is an option of the trainer: SWEEP has it as "
                 f"ARGS='{hint}'."
             )
-        if name not in SWEPT:
-            raise UserError(f"SWEEP cannot vary {name}: it takes {', '.join(SWEPT)}.")
+        if name not in SWEEPABLE:
+            raise UserError(f"SWEEP cannot vary {name}: it takes {', '.join(SWEEPABLE)}.")
+        # The options of ARGS in a cell are added to those of all cells.
         if name in axes or (name in base and name != "ARGS"):
             raise UserError(f"{name} is given twice: leave one of them out.")
         if not equals:
             raise UserError(f"SWEEP has {word!r}: write {name}=one,other.")
         # A value of ARGS may have commas, and so may a path: then | separates the values.
         axes[name] = values.split("|" if name == "ARGS" or "|" in values else ",")
+        # An empty value of ARGS stands for no more options.
         if name != "ARGS" and "" in axes[name]:
             raise UserError(f"SWEEP has {word}, of which a value is empty.")
         if len(set(axes[name])) < len(axes[name]):
@@ -118,10 +123,11 @@ def grid(text: str, base: Mapping[str, str]) -> list[Words]:
     return cells
 
 
-def cell(base: Words, words: Words) -> dict[str, Any]:
-    """Return a cell's entry in sweep.json. Raises UserError for an invalid value of a variable."""
-    typed = {**base, **words}
-    args = [base.get("ARGS", ""), words.get("ARGS", "")]
+def make_cell(base: Words, settings: Words) -> State:
+    """Return a cell's entry in sweep.json. `base`: the settings of every cell; `settings`: those of
+    this cell alone. Raises UserError for an invalid value of a variable."""
+    typed = {**base, **settings}
+    args = [base.get("ARGS", ""), settings.get("ARGS", "")]
     typed["ARGS"] = " ".join(filter(None, args))
     # The report prints this command for people, who want to train and not to time steps.
     command = verbs.format_command("train", **typed)
@@ -129,12 +135,12 @@ def cell(base: Words, words: Words) -> dict[str, Any]:
         typed["ARGS"] += f" {shlex.join(TRIAL)}"
     argv = [f"{name}={value}" for name, value in typed.items() if value]
     verb_words("train", argv, "make train")  # only for its errors
-    name = " ".join(f"{key}={shlex.quote(value)}" for key, value in words.items())
+    name = " ".join(f"{key}={shlex.quote(value)}" for key, value in settings.items())
     return {"name": name, "argv": argv, "command": command}
 
 
-def sweep_to_resume(words: Mapping[str, Any]) -> Path:
-    """Return the folder of the sweep to resume. Raises UserError."""
+def find_sweep(words: Mapping[str, Any]) -> Path:
+    """Return the folder of the sweep that RESUME names. Raises UserError."""
     extra = [key for key in words if key != "resume"]
     if extra:
         raise UserError(f"RESUME continues a sweep as it began: leave {extra[0].upper()} out.")
@@ -145,7 +151,7 @@ def sweep_to_resume(words: Mapping[str, Any]) -> Path:
         newest = ", ".join(list(reversed(names))[:3])
         hint = f"the newest are {newest}" if names else "there is none yet"
         raise UserError(f"there is no sweep {words['resume']}: {hint}.")
-    state = read(SWEEPS / name)
+    state = read_state(SWEEPS / name)
     # The folder may be somebody else's, and options can name programs to run.
     if not seal.holds(state["cells"], state.get("seal")):
         raise UserError(
@@ -168,35 +174,36 @@ def lock_sweep(folder: Path) -> Iterator[None]:
 
 def run_cells(folder: Path) -> int:
     """Run every cell that has no result yet, then compare. Returns the exit code."""
-    state = read(folder)
-    state["runs"] = [adopt(folder, run) for run in state["runs"]]
+    state = read_state(folder)
+    entries = [adopt_run(folder, entry) for entry in state["runs"]]
     # Failed runs are dropped from the list here, so that they are repeated.
-    state["runs"] = [run for run in state["runs"] if run["run"]]
-    cells = state["cells"]
-    order = [(turn, number) for turn in range(state["rounds"]) for number in range(len(cells))]
-    finished = {(run["round"], run["cell"]) for run in state["runs"]}
-    pending = [pair for pair in order if pair not in finished]
+    state["runs"] = [entry for entry in entries if entry["run"]]
+    cells, rounds = state["cells"], range(state["rounds"])
+    # Round by round, as pairs (index of the round, index of the cell).
+    planned = [(turn, cell_index) for turn in rounds for cell_index in range(len(cells))]
+    finished = {(entry["round"], entry["cell"]) for entry in state["runs"]}
+    pending = [pair for pair in planned if pair not in finished]
     print(
         f"sweep {folder.name}: {len(cells)} settings, {state['rounds']} times each; "
-        f"{len(pending)} of {len(order)} runs to do",
+        f"{len(pending)} of {len(planned)} runs to do",
         flush=True,
     )
     with Stop() as stop:
-        for index, (turn, number) in enumerate(pending):
+        for index, (turn, cell_index) in enumerate(pending):
             # The cell failed in an earlier round of this call, so it would fail again.
-            if any(run["cell"] == number and not run["run"] for run in state["runs"]):
+            if any(entry["cell"] == cell_index and not entry["run"] for entry in state["runs"]):
                 continue
-            print(f"{index + 1}/{len(pending)}  {cells[number]['name']}", flush=True)
-            run, code = run_cell(folder, state, turn, number, stop)
+            print(f"{index + 1}/{len(pending)}  {cells[cell_index]['name']}", flush=True)
+            entry, code = run_cell(folder, state, turn, cell_index, stop)
             if stop.requested or code in (STOPPED, INTERRUPTED):
                 hint = f"`make sweep RESUME={folder.name}` continues"
                 say(f"stopped, {pluralize(len(pending) - index, 'run')} left: {hint}")
                 return STOPPED
-            print(f"     {run['run'] or run['cause']}", flush=True)
+            print(f"     {entry['run'] or entry['cause']}", flush=True)
     return subprocess.call([sys.executable, "-m", "report", "sweep", str(folder)])
 
 
-def read(folder: Path) -> State:
+def read_state(folder: Path) -> State:
     """Return the state of a sweep. Raises UserError if its file is damaged."""
     path = folder / "sweep.json"
     try:
@@ -232,67 +239,80 @@ class Stop:
             self.child.terminate()
 
 
-def run_cell(folder: Path, state: State, turn: int, number: int, stop: Stop) -> tuple[State, int]:
-    """Run a cell once. Returns its entry in sweep.json and its exit code."""
-    log = f"{len(state['runs']) + 1:03d}-{turn + 1}-{number + 1}.log"
-    entry: State = {"round": turn, "cell": number, "log": log, "run": None, "cause": None}
+def run_cell(
+    folder: Path, state: State, turn: int, cell_index: int, stop: Stop
+) -> tuple[State, int]:
+    """Run a cell once, in the round `turn`, from 0. Returns the run's entry in sweep.json, and the
+    launcher's exit code."""
+    log = f"{len(state['runs']) + 1:03d}-{turn + 1}-{cell_index + 1}.log"
+    entry: State = {"round": turn, "cell": cell_index, "log": log, "run": None, "cause": None}
     state["runs"].append(entry)
-    write(folder, state)  # if this process is killed, RESUME finds the run by its log
+    write_state(folder, state)  # if this process is killed, RESUME finds the run by its log
     # --queue waits for busy machines, since nobody watches a sweep and starts it again.
-    argv = [sys.executable, "-m", "launcher", "train", "--queue", *state["cells"][number]["argv"]]
+    words = state["cells"][cell_index]["argv"]
+    argv = [sys.executable, "-m", "launcher", "train", "--queue", *words]
     with (folder / log).open("wb") as file:
-        code = call(argv, file, stop)
-    if not stop.requested:
-        entry.update(adopt(folder, entry))
-        if not entry["run"]:
-            entry["cause"] = explain_failure(folder / log, code)
-    # If the sweep was stopped, the run has no cause. RESUME repeats the run.
-    write(folder, state)
-    return entry, code
-
-
-def call(argv: list[str], file: Any, stop: Stop) -> int:
-    """Run a command that `stop` can end, with its output in `file`. Returns its exit code."""
-    # In its own session, the command gets Ctrl-C only through `stop`, and once.
-    words = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
-    environment = {**os.environ, WANTED: "1"}
-    with subprocess.Popen(argv, env=environment, start_new_session=True, **words) as child:
+        # In its own session, the launcher gets Ctrl-C only through `stop`, and once.
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, WANTED: "1"},
+            start_new_session=True,
+        )
+    with child:
         stop.child = child
         if stop.requested:  # before `stop` knew the child
             child.terminate()
         code = child.wait()
         stop.child = None
-    return code
+    if not stop.requested:
+        entry.update(adopt_run(folder, entry))
+        if not entry["run"]:
+            entry["cause"] = explain_failure(folder / log, code)
+    # If the sweep was stopped, the run has no cause. RESUME repeats the run.
+    write_state(folder, state)
+    return entry, code
 
 
-def adopt(folder: Path, entry: State) -> State:
+def adopt_run(folder: Path, entry: State) -> State:
     """Return the entry with the name of its run, if the run has finished."""
     # A sweep that is killed during a run cannot write the name. The log of the run has it.
-    name, end, _ = outcome(folder / entry["log"])
-    return {**entry, "run": name} if end.status == "finished" and not entry["run"] else entry
+    outcome = read_outcome(folder / entry["log"])
+    is_new = outcome.end.status == "finished" and not entry["run"]
+    return {**entry, "run": outcome.run} if is_new else entry
 
 
-def outcome(log: Path) -> tuple[str, RunEnd, str | None]:
-    """Return the name of a log's run ("" if none began), its end, and why it was refused."""
+class Outcome(NamedTuple):
+    """The end of a cell's run, as the launcher reported it."""
+
+    run: str  # its name, or "" if no run began
+    end: RunEnd
+    refusal: str | None  # why the launcher refused to begin
+
+
+def read_outcome(log: Path) -> Outcome:
+    """Read how a run ended from the launcher's output, and from the run's folder."""
     results = {}
     with contextlib.suppress(OSError):
         results = read_results(log.read_text(errors="replace"))
     name = results.get("run", "")
     file = SWEEPS.parent / name / "attempts.json"
     end = read_object(file, []) if may_be_a_run(name) else {}
-    return name, convert_what_fits(end, RunEnd), results.get("refused")
+    return Outcome(name, convert_what_fits(end, RunEnd), results.get("refused"))
 
 
 def explain_failure(log: Path, code: int) -> str:
     """Return why a run did not finish, as a sentence; code: the exit code of the launcher."""
-    name, end, refused = outcome(log)
+    name, end, refusal = read_outcome(log)
     cause = end.attempts[-1].first_cause if end.attempts else None
     if cause and cause.message:
         return f"failed: {cause.message} ({name})"
-    return f"refused: {refused}" if refused else f"exit code {code}: read {log}"
+    return f"refused: {refusal}" if refusal else f"exit code {code}: read {log}"
 
 
-def write(folder: Path, state: State) -> None:
+def write_state(folder: Path, state: State) -> None:
     """Replace sweep.json atomically."""
     write_whole(folder / "sweep.json", json.dumps(state, indent=1).encode())
 

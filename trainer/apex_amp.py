@@ -19,7 +19,7 @@ from .world import World
 UNSUPPORTED = ("compile", "checkpoint_activations", "auto_batch", "skip_oom")
 
 
-def choose(options: Options, world: World) -> Precision:
+def choose_precision(options: Options, world: World) -> Precision:
     """Return apex's amp if every rank has apex and apex supports these options. Otherwise return
     our own precision, with the reason in `fallback_reason`. Raises UserError if --amp apex is
     impossible. Collective."""

@@ -1,7 +1,7 @@
 """Describe a run at its start, for the report (the `start` line) and for the screen."""
 
 import dataclasses
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict
 
 from contract import prices
 from contract.strategies import parse
@@ -11,8 +11,7 @@ from tandem.sync import effective_spec
 
 from .build import Job
 from .data.workers import worker_count
-
-Cost = Tuple[int, Optional[int]]  # parameters, operations of one image's forward (models.describe)
+from .models import Cost
 
 
 def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
@@ -26,10 +25,10 @@ def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
         "options": dataclasses.asdict(options),
         "decided": dict(world.decided),
         **{name: getattr(options, name) for name in ("model", "epochs", "precision", "sync")},
-        "parameters": cost[0],
+        "parameters": cost.parameters,
         **describe_gradients(job.model),
         "bucket_mb": options.bucket_size,
-        "flops_per_image": cost[1],
+        "flops_per_image": cost.flops,
         "global_batch": world.global_batch,
         "rank_batch": world.batches[world.rank],
         "accumulate": job.micro_batches,
@@ -46,8 +45,9 @@ def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
 def describe_run(job: Job, cost: Cost) -> str:
     """Describe for the user what the run trains, and how."""
     world, options, size = job.world, job.options, job.image_size
-    parameters, flops = cost
-    work = "FLOPs unknown" if flops is None else format_amount(flops, "FLOP") + " an image"
+    work = "FLOPs unknown"
+    if cost.flops is not None:
+        work = format_amount(cost.flops, "FLOP") + " an image"
     ranks = pluralize(world.size, "rank")
     level = options.precision
     if level.startswith("O"):
@@ -74,7 +74,7 @@ def describe_run(job: Job, cost: Cost) -> str:
             details += f"\n{note}" if note else ""
     saved = "" if options.output else "; nothing is saved: no --output"
     return (
-        f"{options.model}: {format_amount(parameters, ' parameters')}, {work} of {size} px, "
+        f"{options.model}: {format_amount(cost.parameters, ' parameters')}, {work} of {size} px, "
         f"{level}\n{pluralize(len(job.train_set), 'image')} of "
         f"{pluralize(len(job.train_set.classes), 'class')}{saved}\n"
         f"{pluralize(job.steps_per_epoch, 'step')} an epoch; "

@@ -22,7 +22,7 @@ from tandem.clock import Clock
 from tandem.sync import Attached, Sync
 
 from . import parallel, precision, syncbn, timm_models
-from .apex_amp import choose
+from .apex_amp import choose_precision
 from .data.batch import MEAN, STD, Loss, Normalise, build_loss, derive_seed
 from .data.folder import ImageFolder
 from .data.loader import Generated
@@ -95,15 +95,15 @@ def build_materials(options: Options, world: World) -> Materials:
         parallel.check(options, world)
         if options.precision.startswith("O"):
             precision.refuse_other_apex()
-        train_set, eval_set = (_images(options, split, world.rank) for split in SPLITS)
+        train_set, eval_set = (_list_images(options, split, world.rank) for split in SPLITS)
         # All ranks draw the same weights: DDP would copy rank 0's, but a single rank has no DDP.
         torch.manual_seed(derive_seed("weights", options.seed))
-        count, size = len(train_set.classes), train_set.sizes.train
-        model = build_model(options.model, count, size, options.model_arguments())
+        class_count, size = len(train_set.classes), train_set.sizes.train
+        model = build_model(options.model, class_count, size, options.model_arguments())
         materials = Materials(train_set, eval_set, model)
-    names = hashlib.sha256(ascii(materials.train_set.classes).encode()).hexdigest()[:8]
-    gathered = world.gather((len(materials.train_set), len(materials.eval_set), names))
-    summaries = [(train, val, classes) for train, val, classes in gathered]
+    classes_hash = hashlib.sha256(ascii(materials.train_set.classes).encode()).hexdigest()[:8]
+    gathered = world.gather((len(materials.train_set), len(materials.eval_set), classes_hash))
+    summaries = [tuple(summary) for summary in gathered]  # `gather` turns tuples into lists
     if len(set(summaries)) > 1:
         raise UserError(
             "the ranks see different data sets (train, val images, hash of the classes' names): "
@@ -112,7 +112,7 @@ def build_materials(options: Options, world: World) -> Materials:
     return materials
 
 
-def _images(options: Options, split: str, rank: int) -> ImageFolder:
+def _list_images(options: Options, split: str, rank: int) -> ImageFolder:
     """List the images of a split. Raises UserError, also if none of some images can be read."""
     if options.trains_on_noise:
         return Generated(options)
@@ -139,7 +139,7 @@ def build_job(options: Options, world: World, materials: Materials, clock: Clock
     # The order matters: the optimizer holds the parameters, `cast_weights` replaces parameters by
     # masters, and DDP must see the final parameters.
     shape = torch.channels_last if options.channels_last else torch.contiguous_format
-    level = choose(options, world)
+    chosen_precision = choose_precision(options, world)
     # torch declares no `Module.to` with both arguments, though it supports them.
     model = cast(nn.Module, cast(Any, materials.model).to(world.device, memory_format=shape))
     if options.sync_bn and world.size > 1:
@@ -152,7 +152,7 @@ def build_job(options: Options, world: World, materials: Materials, clock: Clock
         if options.head_lr != 1:
             head = named_head(model, classes, f"--head_lr {options.head_lr:g}")
     optimizer = build_optimizer(model, options, world.global_batch, head)
-    level.cast_weights(model, optimizer)
+    chosen_precision.cast_weights(model, optimizer)
     if options.checkpoint_activations:
         recompute_activations(model)
     wrapped = model  # which a training step calls, while `model` stays the bare model
@@ -162,14 +162,14 @@ def build_job(options: Options, world: World, materials: Materials, clock: Clock
         # separately: code for dynamic sizes is slower.
         wrapped = cast(nn.Module, torch.compile(model, dynamic=False))
     if options.parallel != "ddp":
-        wrapped = parallel.Computing(wrapped, level)
+        wrapped = parallel.Computing(wrapped, chosen_precision)
     attached = None
     if world.size > 1:
         steps = steps_per_epoch(len(materials.train_set), world.global_batch, world.smallest)
         attached = Attached(
             options.sync,
             warmup_steps=math.ceil(options.exact_epochs * steps),
-            scaler=level,
+            scaler=chosen_precision,
             patience=options.timeout,
             machines=world.nodes,
             optimizer=optimizer,
@@ -184,10 +184,12 @@ def build_job(options: Options, world: World, materials: Materials, clock: Clock
         norms=[m for m in model.modules() if isinstance(m, _BatchNorm) and m.training],
         frozen=frozen,
         optimizer=optimizer,
-        precision=level,
-        normalise=Normalise(world.device, level.input_type, shape, *read_color_statistics(options)),
+        precision=chosen_precision,
+        normalise=Normalise(
+            world.device, chosen_precision.input_type, shape, *read_color_statistics(options)
+        ),
         loss=build_loss(options),
         attached=attached,
-        ema=Ema(level.full_state(model), options.ema) if options.ema else None,
+        ema=Ema(chosen_precision.full_state(model), options.ema) if options.ema else None,
         micro_batches=options.accumulate,
     )

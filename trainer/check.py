@@ -9,7 +9,6 @@ import difflib
 import os
 import sys
 import traceback
-from typing import List
 
 from contract.errors import BAD_INPUT, UserError
 from contract.options import DEFAULT_MODEL, Options
@@ -30,7 +29,20 @@ def check(options: Options) -> int:
                 "Your own: path/file.py:function."
             )
         if (":" in name and name != DEFAULT_MODEL) or options.weights:
-            for note in try_model(options):
+            # Imported late: torch takes seconds, and most checks do without it.
+            from . import models, weights
+
+            # With one rank, a parameter without a gradient keeps nobody waiting.
+            is_one_rank = int(os.environ.get("WORLD_SIZE", "1")) == 1
+            unused_allowed = options.find_unused_parameters or is_one_rank
+            arguments = options.model_arguments()
+            model, notes = models.try_out(name, options.image_size, unused_allowed, arguments)
+            if options.weights:
+                tensors = weights.read_weights(options.weights).tensors
+                fit = weights.fit_tensors(model, tensors, models.TRIAL_CLASSES)
+                # Called only for its errors: the run prints the lines.
+                fit.accept(f"--weights {options.weights}", name)
+            for note in notes:
                 print(note)
     except UserError as error:
         print(sentence_of(error), file=sys.stderr)
@@ -46,21 +58,3 @@ def check(options: Options) -> int:
         print(sentence_of(error), file=sys.stderr)
         return BAD_INPUT
     return 0
-
-
-def try_model(options: Options) -> List[str]:
-    """Build the model, compare the weights with it, and return notes. Raises UserError."""
-    # Imported late: torch takes seconds, and most checks do without it.
-    from . import models, weights
-
-    # With one rank, a parameter without a gradient keeps nobody waiting.
-    is_one_rank = int(os.environ.get("WORLD_SIZE", "1")) == 1
-    allowed = options.find_unused_parameters or is_one_rank
-    arguments = options.model_arguments()
-    model, notes = models.try_out(options.model, options.image_size, allowed, arguments)
-    if options.weights:
-        name = f"--weights {options.weights}"
-        tensors = weights.read_weights(options.weights).tensors
-        fit = weights.fit_tensors(model, tensors, models.CLASSES)
-        fit.refuse_another_net(name, options.model)
-    return notes

@@ -57,7 +57,7 @@ class Position:
 
 def snapshot(job: Job, position: Position) -> Snapshot:
     """Copy this rank's state to the CPU, so that training may continue while the copy is written.
-    Copies from CUDA are complete once the function that `arrival` returned has been called."""
+    Copies from CUDA are complete when the function that `make_copy_waiter` returns has returned."""
     return Snapshot(
         model=_copy(job.precision.full_state(job.model)),
         optimizer=_copy(job.optimizer.state_dict()),
@@ -76,18 +76,18 @@ def snapshot(job: Job, position: Position) -> Snapshot:
     )
 
 
-def arrival(device: torch.device) -> Callable[[], None]:
+def make_copy_waiter(device: torch.device) -> Callable[[], None]:
     """Return a function for another thread that waits for all copies begun so far from `device`."""
     if device.type != "cuda":
         return lambda: None
     event = torch.cuda.Event()
     event.record()
 
-    def arrived() -> None:
+    def wait_for_copies() -> None:
         torch.cuda.set_device(device)  # else torch makes a context on GPU 0, too
         event.synchronize()
 
-    return arrived
+    return wait_for_copies
 
 
 def _copy(value: Any) -> Any:
@@ -126,7 +126,11 @@ def restore(job: Job, state: Snapshot) -> Position:
                 f"to another model ({error}): use another checkpoint."
             ) from error
     return Position(
-        state["epoch"], state["sample"], state["step"], state["best_top1"], state["run"]
+        epoch=state["epoch"],
+        sample=state["sample"],
+        step=state["step"],
+        best_top1=state["best_top1"],
+        run=state["run"],
     )
 
 

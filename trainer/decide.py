@@ -49,20 +49,22 @@ def decide(options: Options, world: World) -> Tuple[Options, World]:
     # Choose the batches of the ranks. Without the launcher there are no measurements, and only
     # --balance counts.
     hosts = tuple(measured.hosts)
-    ranks = [world.nodes.count(node) for node in dict.fromkeys(world.nodes)]
-    if len(hosts) == len(ranks):
+    node_ranks = [world.nodes.count(node) for node in dict.fromkeys(world.nodes)]
+    if len(hosts) == len(node_ranks):
         weights = tuple(balance.weights[name] for name in hosts) if balance.weights else ()
         options = dataclasses.replace(options, balance=weights)
         if weights:
-            sizes = node_batches(options.per_node_batch_size, ranks, weights)
+            sizes = node_batches(options.per_node_batch_size, node_ranks, weights)
             shares = ", ".join(f"{name} {size}" for name, size in zip(hosts, sizes))
             log.info(f"images a step: {shares}: {balance.reason}")
+    # Each rank's machine, and its number on that machine.
     places = [(node, world.nodes[:rank].count(node)) for rank, node in enumerate(world.nodes)]
     batches = rank_batches(options.per_node_batch_size, places, options.balance)
 
     prediction = decided.prediction
-    speed = prediction.speed(parse(choice.sync).spec, len(ranks)) if prediction else None
-    if warning := warn_if_slower(prediction, len(ranks), choice.sync, options.family):
+    node_count = len(node_ranks)
+    speed = prediction.speed(parse(choice.sync).spec, node_count) if prediction else None
+    if warning := warn_if_slower(prediction, node_count, choice.sync, options.family):
         log.info(warning)
     record: Dict[str, Any] = {
         "precision": level.name,

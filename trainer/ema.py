@@ -19,8 +19,8 @@ class AverageState(TypedDict):
     average: State
 
 
-class Columns:
-    """Some entries of a state, as lists that are made once."""
+class TensorList:
+    """Some entries of a state, as lists that are made once: the keys, and their tensors."""
 
     def __init__(self, state: State, keys: List[str]) -> None:
         self.keys, self.tensors = keys, [state[key] for key in keys]
@@ -44,8 +44,8 @@ class Ema:
         self.average = {key: _wide(value).detach().clone() for key, value in state.items()}
         # Counters have no average: they are copied.
         floats = [key for key, value in state.items() if value.is_floating_point()]
-        self._averaged = Columns(self.average, floats)
-        self._copied = Columns(self.average, [key for key in state if key not in set(floats)])
+        self._averaged = TensorList(self.average, floats)
+        self._copied = TensorList(self.average, [key for key in state if key not in set(floats)])
 
     @torch.no_grad()
     def update(self, state: State) -> None:

@@ -11,7 +11,7 @@ from contract.errors import RankError, UserError
 
 from .build import Job
 from .data.loader import eval_batches
-from .memory import one_pass
+from .memory import detect_out_of_memory
 
 
 class Result(NamedTuple):
@@ -71,8 +71,8 @@ def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> R
             for batch in eval_batches(job.eval_set, job.options, job.world, job.eval_batch):
                 progress(done)
                 done += len(batch.indices)
-                with one_pass():
-                    sums += _sum_scores(job, *batch.on(job.world.device))
+                with detect_out_of_memory():
+                    sums += _sum_scores(job, *batch.copy_to(job.world.device))
         except RankError as error:
             failure = error  # raised below, when the other ranks know that this rank failed
     # Training continues, but frozen modules stay in evaluation mode.
@@ -81,16 +81,17 @@ def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> R
         module.eval()
     # Not an all-reduce with the short timeout of a step: one rank may be reading from a cold share.
     gathered = job.world.gather((sums.tolist(), failure is not None))
-    count, top1, top5, loss = (sum(column) for column in zip(*(sums for sums, _ in gathered)))
-    failed = any(failed for _, failed in gathered)
-    if not count and not failed:
+    rank_sums = [row for row, _ in gathered]
+    count, top1, top5, loss = (sum(column) for column in zip(*rank_sums))
+    has_failed = any(rank_failed for _, rank_failed in gathered)
+    if not count and not has_failed:
         failure = UserError(
             f"--data {job.options.data}: the {len(job.eval_set)} images of val cannot be read "
             "any more: repair them. A checkpoint has everything that was trained so far."
         )
-    if failed or failure:
+    if has_failed or failure:
         raise Unevaluated(failure)
-    return Result(int(count), top1 / count, top5 / count, loss / count)
+    return Result(samples=int(count), top1=top1 / count, top5=top5 / count, loss=loss / count)
 
 
 def _sum_scores(job: Job, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -13,14 +13,14 @@ from contract.runs import RUNS
 from contract.text import pluralize
 
 from .checkpoint import read_complete
-from .finite import not_finite, place
+from .finite import memory_key, not_finite
 from .snapshots import Snapshot, snapshot_in
 from .writer import atomic_write, checkpoints
 
 BACKBONE_PREFIX = "backbone."  # of the tensors of a user's backbone within models.WithHead
 
 
-def best(run: str) -> Snapshot:
+def read_best(run: str) -> Snapshot:
     """Read the best state of the newest run in a folder, or the one with the most samples if none
     was evaluated. `run`: an output folder, the name of a run, or a checkpoint. Raises UserError."""
     path = next((p for p in (pathlib.Path(run), pathlib.Path(RUNS, run)) if p.exists()), None)
@@ -39,7 +39,7 @@ def best(run: str) -> Snapshot:
     raise UserError(f"{path}: no complete best.pt or step-*.pt in checkpoints/*/.")
 
 
-def weights(state: Snapshot) -> Dict[str, torch.Tensor]:
+def model_weights(state: Snapshot) -> Dict[str, torch.Tensor]:
     """Return the state dict of the model, or of its moving average if there is one, in fp32 at
     least. Raises UserError if a tensor is not finite."""
     # The run evaluated the average, so the reported accuracy is that of the average.
@@ -50,12 +50,12 @@ def weights(state: Snapshot) -> Dict[str, torch.Tensor]:
     converted: Dict[str, torch.Tensor] = {}
     # A tensor with several names, such as a shared layer's, must stay one tensor in the file.
     for value in chosen.values():
-        if place(value) not in converted:
-            converted[place(value)] = value.float() if value.dtype in half else value
-    return {key: converted[place(value)] for key, value in chosen.items()}
+        if memory_key(value) not in converted:
+            converted[memory_key(value)] = value.float() if value.dtype in half else value
+    return {key: converted[memory_key(value)] for key, value in chosen.items()}
 
 
-def backbone(tensors: Dict[str, torch.Tensor], classes: int) -> Dict[str, torch.Tensor]:
+def backbone_weights(tensors: Dict[str, torch.Tensor], classes: int) -> Dict[str, torch.Tensor]:
     """Return the tensors without the classifier, which is the last layer with an output for each
     class. Raises UserError if no layer has as many outputs."""
     heads = [key for key, value in tensors.items() if value.ndim > 1 and len(value) == classes]
@@ -71,7 +71,7 @@ def backbone(tensors: Dict[str, torch.Tensor], classes: int) -> Dict[str, torch.
     return {key[prefix_length:]: value for key, value in remaining.items()}
 
 
-def write(tensors: Dict[str, torch.Tensor], path: pathlib.Path) -> None:
+def write_weights(tensors: Dict[str, torch.Tensor], path: pathlib.Path) -> None:
     """Write a torch or a safetensors file, depending on the suffix of `path`. Raises UserError."""
     if not path.parent.is_dir():
         raise UserError(f"{path}: there is no such folder to write to.")
@@ -97,11 +97,11 @@ def main(argv: Optional[List[str]] = None) -> int:
         words = verb_words("export", sys.argv[1:] if argv is None else argv, "make export")
         part_name = words.get("part", "model")
         file = pathlib.Path(words.get("to", f"{part_name}.pt"))
-        state = best(words.get("run", "latest"))
-        tensors = weights(state)
+        state = read_best(words.get("run", "latest"))
+        tensors = model_weights(state)
         if part_name == "backbone":
-            tensors = backbone(tensors, len(state["classes"]))
-        write(tensors, file)
+            tensors = backbone_weights(tensors, len(state["classes"]))
+        write_weights(tensors, file)
     except UserError as error:
         print(f"tandem: {error}", file=sys.stderr)
         return 2

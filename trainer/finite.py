@@ -67,17 +67,17 @@ def not_finite(state: Dict[str, torch.Tensor], weights: Collection[str]) -> List
     if not floats:
         return []
     # A tensor with several names, such as a shared layer's, is checked once.
-    tensors = {(place(tensor), name in weights): tensor for name, tensor in floats.items()}
+    tensors = {(memory_key(tensor), name in weights): tensor for name, tensor in floats.items()}
     checks = [
         (~tensor.isfinite() if is_weight else tensor.isnan()).any()
         for (_, is_weight), tensor in tensors.items()
     ]
     is_bad = dict(zip(tensors, torch.stack(checks).tolist()))
-    return [name for name, tensor in floats.items() if is_bad[place(tensor), name in weights]]
+    return [name for name, tensor in floats.items() if is_bad[memory_key(tensor), name in weights]]
 
 
-def place(tensor: torch.Tensor) -> str:
-    """Identify a tensor by its memory: tensors with the same memory have the same text."""
+def memory_key(tensor: torch.Tensor) -> str:
+    """Return a text that only tensors with the same memory and shape share."""
     # Not a tuple: a file can choose numbers so that the hashes of many tuples are equal.
     return repr((tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()))
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from contract.errors import UserError
 
-from .models import head
+from .models import find_head
 
 
 def freeze(model: nn.Module, pattern: str, classes: int) -> List[nn.Module]:
@@ -59,7 +59,7 @@ def _freeze_modules(module: nn.Module, prefix: str, frozen: Set[str]) -> List[nn
 def named_head(model: nn.Module, classes: int, flag: str) -> List[str]:
     """Return the names of the head's tensors. Raises UserError if the model has no head; `flag`:
     the user's option that needs one."""
-    names = head(model, classes)
+    names = find_head(model, classes)
     if not names:
         raise UserError(
             f"{flag}: the model has no linear layer with {classes} outputs as its head: name the "

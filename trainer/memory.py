@@ -29,7 +29,7 @@ class OutOfMemory(RuntimeError):
     """The device has too little memory for a pass; the text is the library's own message."""
 
 
-class one_pass:
+class detect_out_of_memory:
     """Raise an error of a forward, a backward or an evaluation as OutOfMemory if it means too
     little memory.
 
@@ -78,16 +78,11 @@ def recompute_activations(model: nn.Module) -> None:
     """Keep only the inputs of the model's stages, and compute other activations again in backward.
     This needs less memory, and about a third more computation. A stage is an outermost
     nn.Sequential (ResNet's layers, a transformer's encoder)."""
-    if isinstance(model, nn.Sequential):
-        _recompute(model)
+    if not isinstance(model, nn.Sequential):
+        for child in model.children():
+            recompute_activations(child)
         return
-    for child in model.children():
-        recompute_activations(child)
-
-
-def _recompute(stage: nn.Sequential) -> None:
-    """Make a stage compute its activations again in backward."""
-    forward = stage.forward
+    stage, forward = model, model.forward
     norms = [module for module in stage.modules() if isinstance(module, _BatchNorm)]
 
     def recomputed(images: torch.Tensor) -> Any:

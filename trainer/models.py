@@ -16,7 +16,7 @@ import pathlib
 import sys
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
-from typing import Any, Callable, Dict, List, Optional, Tuple, cast
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, cast
 
 import torch
 import torchvision
@@ -31,8 +31,8 @@ from .classifiers import classifier_names
 
 log = logging.getLogger(__name__)
 
-# With auxiliary classifiers, these models return tuples in training. Without `init_weights`, they
-# warn.
+# With auxiliary classifiers, these models return tuples in training. Without an explicit
+# `init_weights`, they warn.
 WITH_AUXILIARY = ("googlenet", "inception_v3")
 NO_AUXILIARY = {"aux_logits": False, "init_weights": True}
 
@@ -58,8 +58,10 @@ def build(
     `name`: "resnet50" of torchvision, "timm:resnet50d", or a user's "package.module:function".
     `arguments`: more arguments for the model's function. Raises UserError for an unknown name, for
     arguments that the function does not take, and for a model that does not take such images."""
-    make = _build_user_model if ":" in name else _build_torchvision_model
-    make = timm_models.build if name.startswith(TIMM) else make
+    if name.startswith(TIMM):
+        make = timm_models.build
+    else:
+        make = _build_user_model if ":" in name else _build_torchvision_model
     try:
         model = make(name, num_classes, image_size, arguments or {})
         shape = _read_output_shape(model, name, image_size)
@@ -79,6 +81,8 @@ def build(
 def _build_torchvision_model(
     name: str, num_classes: int, image_size: int, arguments: Dict[str, Any]
 ) -> nn.Module:
+    """Build a classifier of torchvision. Raises UserError for an unknown name, and what torchvision
+    raises for `arguments`."""
     names = classifier_names()
     if name not in names:
         nearest = difflib.get_close_matches(name, names, 3) or names[:3]
@@ -101,7 +105,22 @@ def _build_user_model(
 ) -> nn.Module:
     """Build a user's classifier, or the user's backbone with a linear classifier on its features.
     Raises UserError, and what the user's function raises."""
-    model, takes_classes = _call_function(_find_function(name), num_classes, arguments)
+    function = _find_function(name)
+    parameters = inspect.signature(function).parameters
+    # Like timm's functions, the user's function may take `num_classes` through **kwargs.
+    has_kwargs = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    takes_classes = has_kwargs or "num_classes" in parameters
+    model: Any = None
+    if takes_classes:
+        try:
+            model = function(num_classes=num_classes, **arguments)
+        except TypeError as error:
+            # The function may pass **kwargs to another function, which has no `num_classes`.
+            if not has_kwargs or "num_classes" not in str(error):
+                raise
+            takes_classes = False
+    if not takes_classes:
+        model = function(**arguments)
     if not isinstance(model, nn.Module):
         raise UserError(f"--model {name}: returned {type(model).__name__}, not a torch.nn.Module.")
     shape = _read_output_shape(model, name, image_size)
@@ -119,30 +138,12 @@ def _build_user_model(
     return WithHead(model, shape[1], num_classes)
 
 
-def _call_function(
-    function: Callable[..., Any], num_classes: int, arguments: Dict[str, Any]
-) -> Tuple[Any, bool]:
-    """Call a user's function. Return its result, and whether the function accepted `num_classes`:
-    as a parameter or, like timm's functions, through **kwargs."""
-    parameters = inspect.signature(function).parameters
-    has_kwargs = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    if "num_classes" not in parameters and not has_kwargs:
-        return function(**arguments), False
-    try:
-        return function(num_classes=num_classes, **arguments), True
-    except TypeError as error:
-        # The function may pass **kwargs to another function, which has no `num_classes`.
-        if not has_kwargs or "num_classes" not in str(error):
-            raise
-    return function(**arguments), False
-
-
 def _find_function(name: str) -> Callable[..., Any]:
     """Import "package.module:function" or "path/file.py:function". Raises UserError."""
     module_name, _, function_name = name.rpartition(":")
     try:
         if module_name.endswith(".py"):
-            # The launcher has sent the file's folder to the path in this variable.
+            # The launcher copies the file's folder to this machine, and names the copy here.
             path = pathlib.Path(module_name)
             folder = os.environ.get("TANDEM_MODEL_FOLDER", path.parent)
             file = pathlib.Path(folder, path.name).resolve()
@@ -193,6 +194,7 @@ def _read_output_shape(model: nn.Module, name: str, image_size: int) -> Tuple[in
 
 
 def _check_tensor(output: Any, name: str) -> torch.Tensor:
+    """Return a model's output. Raises UserError if it is not one tensor."""
     if not isinstance(output, torch.Tensor):
         raise UserError(
             f"--model {name}: returns {type(output).__name__}, not one tensor: return only the "
@@ -201,8 +203,15 @@ def _check_tensor(output: Any, name: str) -> torch.Tensor:
     return output
 
 
-def describe(model: nn.Module, image_size: int) -> Tuple[int, Optional[int]]:
-    """Return the number of parameters, and of floating-point operations of one image's forward.
+class Cost(NamedTuple):
+    """The size of a model, and its work for an image."""
+
+    parameters: int
+    flops: Optional[int]  # floating-point operations of one image's forward; None if unknown
+
+
+def measure_cost(model: nn.Module, image_size: int) -> Cost:
+    """Count a model's parameters, and the floating-point operations of one image's forward.
 
     The function counts convolutions, linear layers and nn.MultiheadAttention; a multiplication and
     an addition count as two. The operations are None if a layer was not called as a module: Swin
@@ -228,7 +237,7 @@ def describe(model: nn.Module, image_size: int) -> Tuple[int, Optional[int]]:
     for hook in hooks:
         hook.remove()
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return parameters, sum(operations.values()) if all(operations.values()) else None
+    return Cost(parameters, sum(operations.values()) if all(operations.values()) else None)
 
 
 def last_linear(model: nn.Module) -> Optional[nn.Module]:
@@ -237,10 +246,10 @@ def last_linear(model: nn.Module) -> Optional[nn.Module]:
     return linear[-1] if linear else None
 
 
-def head(model: nn.Module, classes: int) -> List[str]:
+def find_head(model: nn.Module, classes: int) -> List[str]:
     """Return the names of the tensors that turn features into the classes' scores, such as
-    ["fc.weight", "fc.bias"]; [] if there are none. They belong to the last layer with `classes`
-    outputs, or to the classifier that a model of timm names."""
+    ["fc.weight", "fc.bias"]; [] if there are none. The tensors belong to the last layer with
+    `classes` outputs, or to the classifier that a model of timm names."""
     layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
     scoring_layers = [m for m in layers if len(m.weight) == classes][-1:]  # the last, or none
     if hasattr(model, "get_classifier"):
@@ -252,8 +261,8 @@ def head(model: nn.Module, classes: int) -> List[str]:
 
 
 # Image sizes for `try_out` if the user gives none: a user's model may take only one of them.
-SIZES = (224, 32, 64, 128)
-CLASSES = 10
+TRIAL_SIZES = (224, 32, 64, 128)
+TRIAL_CLASSES = 10
 
 
 def try_out(
@@ -263,12 +272,14 @@ def try_out(
     `unused_allowed`: a parameter without a gradient is no error. Raises UserError."""
     if image_size is None and name.startswith(TIMM):
         image_size = timm_models.read_inputs(name).size
-    for size in (image_size,) if image_size else SIZES:
+    sizes = (image_size,) if image_size else TRIAL_SIZES
+    for size in sizes:
         try:
-            model = build(name, CLASSES, size, arguments)
+            model = build(name, TRIAL_CLASSES, size, arguments)
             break
         except UserError as error:
-            if "does not take images" not in str(error) or size in (image_size, SIZES[-1]):
+            # `_read_output_shape` says so. Any other error would be the same with another size.
+            if "does not take images" not in str(error) or size == sizes[-1]:
                 raise
     images = torch.rand(2, 3, size, size)
     # Some models return more in training than in evaluation, and `build` has tried evaluation.

@@ -19,8 +19,8 @@ from contract.errors import UserError
 from tandem.compat import copy_all, steps_by_itself, unscale
 
 # By level: the type of autocast, and the type of weights that are not fp32.
-AUTOCAST = {"bf16": torch.bfloat16, "O1": torch.float16}
-WEIGHTS = {"fp64": torch.float64, "O2": torch.float16, "O3": torch.float16}
+AUTOCAST_TYPES = {"bf16": torch.bfloat16, "O1": torch.float16}
+WEIGHT_TYPES = {"fp64": torch.float64, "O2": torch.float16, "O3": torch.float16}
 
 
 def refuse_other_apex() -> None:
@@ -41,21 +41,21 @@ def weights_of(optimizer: torch.optim.Optimizer) -> List[nn.Parameter]:
 
 # O1 and O2 have apex's schedule of the loss scale. The scale begins at FIRST_SCALE divided by the
 # number of ranks, because step.py multiplies the loss by this number. The scale is halved when a
-# gradient overflows, and doubled after PATIENCE steps without overflow. torch's GradScaler is not
-# used, since it rejects fp16 gradients and, in torch 1.12, any CPU.
+# gradient overflows, and doubled after GROWTH_INTERVAL steps without overflow. torch's GradScaler
+# is not used, since it rejects fp16 gradients and, in torch 1.12, any CPU.
 #
 # The invariant: ranks that sum their gradients have equal scales in each step, though they never
 # exchange the scales. They begin with the same scale, and all hold the same sum. The sum is inf or
 # NaN if the gradient of any rank was. So either all ranks skip the step and halve the scale, or no
 # rank does. Therefore the sum must be checked, and never the gradients of one rank.
-FIRST_SCALE, MAX_SCALE, PATIENCE = 2.0**16, 2.0**24, 2000
+FIRST_SCALE, MAX_SCALE, GROWTH_INTERVAL = 2.0**16, 2.0**24, 2000
 
 
 class ScaleState(TypedDict):
     """The loss scale as a checkpoint holds it."""
 
     value: float
-    good_steps: int
+    good_steps: int  # without overflow, since the scale last changed
 
 
 @dataclasses.dataclass
@@ -75,11 +75,11 @@ class LossScale:
         return torch.full((), 1 / self.value, device=device)
 
     def update(self, overflow: bool) -> None:
-        """Halve the scale after an overflow; double it after PATIENCE steps without one."""
+        """Halve the scale after an overflow; double it after GROWTH_INTERVAL steps without one."""
         self.good_steps = 0 if overflow else self.good_steps + 1
         if overflow:
             self.value /= 2
-        elif self.good_steps == PATIENCE:
+        elif self.good_steps == GROWTH_INTERVAL:
             self.value, self.good_steps = min(self.value * 2, MAX_SCALE), 0
 
     def state_dict(self) -> ScaleState:
@@ -115,10 +115,10 @@ class DeviceScale:
         """Adjust the scale after a step. `overflow`: a scalar bool tensor on the device."""
         # This is LossScale.update without a branch, since a branch would wait for the device.
         good = (self._good + 1) * ~overflow
-        doubled = good == PATIENCE
-        self._good = good * ~doubled
+        is_doubled = good == GROWTH_INTERVAL
+        self._good = good * ~is_doubled
         factor = self.factor * (1 - 0.5 * overflow.float())
-        self.factor = torch.where(doubled, (factor * 2).clamp(max=MAX_SCALE), factor)
+        self.factor = torch.where(is_doubled, (factor * 2).clamp(max=MAX_SCALE), factor)
 
     def state_dict(self) -> ScaleState:
         return {"value": self.value, "good_steps": self.good_steps}
@@ -134,16 +134,20 @@ class PrecisionState(TypedDict):
     scale: Optional[ScaleState]
 
 
+# For each name in a model's state: the dictionary that holds its tensor, and the key there.
+Places = Dict[str, Tuple[Dict[str, Any], str]]
+
+
 class Precision:
-    """Our own levels, on torch's autocast."""
+    """Our own levels, on torch's autocast. apex_amp.ApexAmp replaces some of the methods."""
 
     backend = "torch"
     fallback_reason = ""  # for the screen: the reason why apex is not used
 
     def __init__(self, level: str, device: torch.device, ranks: int = 1) -> None:
         self.level, self.device = level, device
-        self.input_type = WEIGHTS.get(level, torch.float32)  # of normalised images
-        self.autocast = AUTOCAST.get(level)
+        self.input_type = WEIGHT_TYPES.get(level, torch.float32)  # of normalised images
+        self.autocast = AUTOCAST_TYPES.get(level)
         self.scale: Union[LossScale, DeviceScale, None] = None
         if level in ("O1", "O2"):
             # Divided by the next power of two: 4 for three ranks. A scale stays a power of two.
@@ -151,19 +155,20 @@ class Precision:
         # Half-precision weights, and the fp32 copies that the optimizer updates instead: in the
         # weights themselves, small updates would round to zero.
         self.masters: List[Tuple[nn.Parameter, nn.Parameter]] = []
-        self._places: Optional[Places] = None  # see `live_state`
+        self._places: Optional[Places] = None  # of the tensors that `live_state` returns
 
     def get_scale(self) -> float:
-        """Return the scale of the next loss, as GradScaler does. May wait for the device."""
+        """Return the scale of the next loss. tandem.sync calls this method, which GradScaler has,
+        too. May wait for the device."""
         return 1.0 if self.scale is None else self.scale.value
 
     def cast_weights(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Cast the weights and give the optimizer its masters, in place; called before DDP."""
-        # Such an optimizer decides on the device whether it skips a step.
+        # A fused optimizer decides on the device whether it skips a step: the host need not wait.
         if self.scale is not None and steps_by_itself(optimizer):
             self.scale = DeviceScale(self.device, self.scale.state_dict())
-        if self.level in WEIGHTS:
-            model.to(WEIGHTS[self.level])
+        if self.level in WEIGHT_TYPES:
+            model.to(WEIGHT_TYPES[self.level])
         # An fp16 SyncBatchNorm would count the samples of all ranks in fp16, which ends at 65,504.
         fp32_type = {"O2": _BatchNorm, "O3": nn.SyncBatchNorm}.get(self.level)
         for module in model.modules():
@@ -186,7 +191,8 @@ class Precision:
         return torch.autocast(self.device.type, dtype=self.autocast)
 
     def backward(self, loss: torch.Tensor, is_last: bool = True) -> None:
-        """Run backward of the scaled loss. `is_last`: `step` comes next, not another backward."""
+        """Run backward of the scaled loss. `is_last`: `step` comes next, not another backward. Only
+        apex needs to know."""
         (loss if self.scale is None else loss * self.scale.factor).backward()
 
     @torch.no_grad()
@@ -200,12 +206,12 @@ class Precision:
         overflow: Union[bool, torch.Tensor] = False
         if self.scale is not None:
             gradients = [weight.grad for weight in weights if weight.grad is not None]
-            # 1.0 if a gradient overflowed, otherwise 0.0.
-            overflows = unscale(gradients, self.scale.inverse(self.device))
+            # A scalar on the device: 1.0 if a gradient overflowed, otherwise 0.0.
+            found_inf = unscale(gradients, self.scale.inverse(self.device))
         if clip:
             nn.utils.clip_grad_norm_(weights, clip)
         if isinstance(self.scale, DeviceScale):
-            overflow = overflows > 0
+            overflow = found_inf > 0
             self.scale.update(overflow)
             # The fused SGD makes its momentum buffers in the first step. If the optimizer skipped
             # this step, the buffers would stay uninitialised.
@@ -217,9 +223,9 @@ class Precision:
                             buffer = torch.zeros_like(weight)
                             optimizer.state[weight]["momentum_buffer"] = buffer
             # torch's fused optimizers skip their step if this is not zero.
-            optimizer.found_inf = overflows  # type: ignore[attr-defined]
+            optimizer.found_inf = found_inf  # type: ignore[attr-defined]
         elif self.scale is not None:
-            overflow = bool(overflows)
+            overflow = bool(found_inf)
             self.scale.update(overflow)
         # A tensor is never `True` itself: the fused optimizer decides on the device.
         if overflow is not True:
@@ -274,7 +280,3 @@ class Precision:
     def load_state_dict(self, state: PrecisionState) -> None:
         if self.scale is not None and state["scale"] is not None:
             self.scale.load_state_dict(state["scale"])
-
-
-# For each name in a model's state: the dictionary that holds its tensor, and the key there.
-Places = Dict[str, Tuple[Dict[str, Any], str]]

@@ -25,10 +25,10 @@ from . import checkpoint, resume
 from .build import Job, build_job, build_materials
 from .data.loader import eval_batches
 from .evaluate import score
-from .finite import place
-from .memory import one_pass
+from .finite import memory_key
+from .memory import detect_out_of_memory
 from .models import build as build_model
-from .models import head, last_linear
+from .models import find_head, last_linear
 from .weights import TrainedModel, read_weights
 from .world import World
 from .writer import atomic_write
@@ -48,6 +48,7 @@ def infer(options: Options, world: World) -> int:
             _check_writable(options)
     trained = _read_model(options, world)
     materials = build_materials(options, world)
+    # A file that has only weights names no classes. Then those of --data must be the model's.
     data_classes = materials.train_set.classes
     classes = data_classes if trained.classes is None else trained.classes
     # The model could only be wrong about an image of a class that it was not trained on.
@@ -71,14 +72,25 @@ def infer(options: Options, world: World) -> int:
     with world.raise_on_all_ranks():
         checkpoint.load_weights(job.model, trained.tensors)
     columns = _infer_all(job, classes)
-    if world.rank == 0:
-        _write_results(job, columns, classes)
-        images = pluralize(len(job.eval_set), "image")
-        print(f"{len(columns['index'])} of {images} of val: written")
-        if trained.classes is None:
-            print("the weights name no classes: the names are those of --data, by their order")
-        elif changes := checkpoint.class_changes(trained.classes, data_classes):
-            print(f"class names are those that the model was trained with: {changes}")
+    if world.rank != 0:
+        return 0
+    writers: Dict[str, Callable[[Job, Columns, BinaryIO], None]] = {
+        "predict": partial(_write_predictions, classes),
+        "extract": _write_embeddings,
+        "evaluate": partial(_write_evaluation, classes),
+    }
+    for option, path in options.results.items():
+        try:
+            with atomic_write(pathlib.Path(path)) as file:
+                writers[option](job, columns, file)
+        except OSError as error:
+            raise RankError(f"{path}: cannot be written: {error.strerror}.") from error
+    images = pluralize(len(job.eval_set), "image")
+    print(f"{len(columns['index'])} of {images} of val: written")
+    if trained.classes is None:
+        print("the weights name no classes: the names are those of --data, by their order")
+    elif changes := checkpoint.class_changes(trained.classes, data_classes):
+        print(f"class names are those that the model was trained with: {changes}")
     return 0
 
 
@@ -104,12 +116,13 @@ def _refuse_more_classes(
 ) -> None:
     """Raise UserError if a file names more classes than its tensors have weights for. `model` is
     built for `data_class_count` classes."""
-    # The next step builds a net for `class_count` classes: a damaged file that names a billion
+    # The caller then builds a net for `class_count` classes: a damaged file that names a billion
     # classes must not take the memory for them.
     state = model.state_dict()
-    head_numbers = sum(state[name].numel() for name in head(model, data_class_count))
+    head_numbers = sum(state[name].numel() for name in find_head(model, data_class_count))
     numbers_per_class = head_numbers // data_class_count
-    numbers = sum({place(tensor): tensor.numel() for tensor in tensors.values()}.values())
+    # Tensors that share their memory count once.
+    numbers = sum({memory_key(tensor): tensor.numel() for tensor in tensors.values()}.values())
     if class_count * max(1, numbers_per_class) > numbers:
         raise UserError(
             f"the weights name {class_count:,} classes and have {numbers:,} numbers, which no "
@@ -136,21 +149,6 @@ def _check_writable(options: Options) -> None:
             raise UserError(f"{file}: this user cannot write to {folder}.")
 
 
-def _write_results(job: Job, columns: Columns, classes: List[str]) -> None:
-    """Write the files that the options name. `classes`: the model's names. Raises RankError."""
-    writers: Dict[str, Callable[[Job, Columns, BinaryIO], None]] = {
-        "predict": partial(_write_predictions, classes),
-        "extract": _write_embeddings,
-        "evaluate": partial(_write_evaluation, classes),
-    }
-    for option, name in job.options.results.items():
-        try:
-            with atomic_write(pathlib.Path(name)) as file:
-                writers[option](job, columns, file)
-        except OSError as error:
-            raise RankError(f"{name}: cannot be written: {error.strerror}.") from error
-
-
 @torch.no_grad()
 def _infer_all(job: Job, classes: List[str]) -> Columns:
     """Run the model over all images of all ranks. Return the columns that the options need, in the
@@ -158,7 +156,7 @@ def _infer_all(job: Job, classes: List[str]) -> Columns:
     `target`, fp64 `probability` and `loss`, bool `top1` and `top5`, fp32 `features` (images,
     features). `classes`: the model's names. Raises UserError. Collective."""
     options = job.options
-    captured: Dict[str, torch.Tensor] = {}
+    captured: Dict[str, torch.Tensor] = {}  # "features": the classifier's input in the last forward
     classifier = last_linear(job.model)
     if options.extract and classifier is None:
         raise UserError(
@@ -167,31 +165,33 @@ def _infer_all(job: Job, classes: List[str]) -> Columns:
         )
     if classifier is not None:
         classifier.register_forward_pre_hook(lambda _, inputs: captured.update(features=inputs[0]))
-    # The model's number of each class of --data, which may have only some of the model's classes.
-    numbers = torch.tensor(
+    # By the number of a class in --data, its number in the model, which may have more classes. Only
+    # --evaluate uses this list, and `infer` has refused other classes for --evaluate.
+    model_numbers = torch.tensor(
         [classes.index(name) for name in job.train_set.classes if name in classes]
     )
     # The size of a batch changes a result's last bits, so it must not depend on the ranks.
     size = max(1, options.per_node_batch_size // options.accumulate)
-    batches = []
+    tables: List[Columns] = []  # of this rank, one for each batch
     job.model.eval()
     for batch in eval_batches(job.eval_set, options, job.world, size):
-        images, _ = batch.on(job.world.device)
-        with one_pass(), job.precision.computing():
+        images, _ = batch.copy_to(job.world.device)
+        with detect_out_of_memory(), job.precision.computing():
             outputs = job.model(job.normalise(images)).double()
         best = outputs.softmax(1).max(1)
         row_columns = {"index": batch.indices, "label": best.indices, "probability": best.values}
         if options.extract:
             row_columns["features"] = captured["features"].flatten(1).float()
         if options.evaluate:
-            row_columns["target"] = numbers[batch.targets]
+            row_columns["target"] = model_numbers[batch.targets]
             scores = score(outputs, row_columns["target"].to(outputs.device))
             row_columns.update(zip(("top1", "top5", "loss"), scores))
-        batches.append({name: column.cpu() for name, column in row_columns.items()})
-    tables = [table for table in job.world.gather_state(_join_columns(batches)) if table]
-    if not tables:
+        tables.append({name: column.cpu() for name, column in row_columns.items()})
+    # The table of a rank without images has no columns.
+    rank_tables = [table for table in job.world.gather_state(_join_columns(tables)) if table]
+    if not rank_tables:
         raise UserError("--predict, --extract, --evaluate: no image of val can be read.")
-    columns = _join_columns(tables)
+    columns = _join_columns(rank_tables)
     unfinite_count = int((~columns["probability"].isfinite()).sum())
     if unfinite_count:
         raise UserError(
@@ -203,7 +203,9 @@ def _infer_all(job: Job, classes: List[str]) -> Columns:
 
 
 def _join_columns(tables: List[Columns]) -> Columns:
-    return {name: torch.cat([table[name] for table in tables]) for name in (tables or [{}])[0]}
+    """Append the rows of tables with the same columns. Return {} for no tables."""
+    names = list(tables[0]) if tables else []
+    return {name: torch.cat([table[name] for table in tables]) for name in names}
 
 
 def _write_predictions(classes: List[str], job: Job, columns: Columns, file: BinaryIO) -> None:
@@ -212,10 +214,10 @@ def _write_predictions(classes: List[str], job: Job, columns: Columns, file: Bin
     text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
     table = csv.writer(text)
     table.writerow(["path", "class", "probability"])
-    shown = (columns[name].tolist() for name in ("index", "label", "probability"))
-    for index, label, probability in zip(*shown):
-        path, name = csv_cell(job.eval_set.paths[index]), csv_cell(classes[label])
-        table.writerow([path, name, f"{probability:.6f}"])
+    rows = zip(*(columns[name].tolist() for name in ("index", "label", "probability")))
+    for index, label, probability in rows:
+        path, class_name = csv_cell(job.eval_set.paths[index]), csv_cell(classes[label])
+        table.writerow([path, class_name, f"{probability:.6f}"])
     text.detach()  # flushes the text and leaves the file open for its owner to close
 
 
@@ -236,12 +238,13 @@ def _write_evaluation(classes: List[str], job: Job, columns: Columns, file: Bina
     pair_numbers = columns["target"][is_wrong] * len(classes) + columns["label"][is_wrong]
     pairs, counts = (column.tolist() for column in pair_numbers.unique(return_counts=True))
     # Equally frequent pairs come in the order of the classes, so that the file is always the same.
-    by_frequency = sorted(zip(pairs, counts), key=lambda row: (-row[1], row[0]))
-    confused = [
-        {"name": classes[true], "predicted": classes[predicted], "images": number}
-        for pair, number in by_frequency[:MOST_CONFUSED]
-        for true, predicted in [divmod(pair, len(classes))]
-    ]
+    image_counts = dict(zip(pairs, counts))
+    by_frequency = sorted(image_counts, key=lambda pair: (-image_counts[pair], pair))
+    confused: List[Dict[str, Any]] = []
+    for pair in by_frequency[:MOST_CONFUSED]:
+        true, predicted = divmod(pair, len(classes))
+        names = {"name": classes[true], "predicted": classes[predicted]}
+        confused.append({**names, "images": image_counts[pair]})
     document: Dict[str, Any] = {
         "model": job.options.model,
         "data": pathlib.Path(job.options.data or "").name,

@@ -31,8 +31,8 @@ from .screen import quiet_others
 from .train import Run, Trial, train
 from .world import start
 
-# Seconds until the remaining ranks of --spawn are killed, after a rank has failed or finished.
-GRACE, TEAR_DOWN = 10.0, 120.0
+# Until the remaining ranks of --spawn are killed, after a rank has failed, or has finished.
+GRACE_SECONDS, TEAR_DOWN_SECONDS = 10.0, 120.0
 
 
 @record
@@ -134,8 +134,8 @@ def _run_rank(rank: int, parent: int, options: Options) -> None:
 def first_failure(ranks: Sequence[BaseProcess]) -> int:
     """Wait for all ranks; return the exit code of the first that failed, or 0.
 
-    Ranks exit together. A rank that still runs GRACE seconds after another rank failed is killed:
-    it would wait in a collective forever. A rank that still runs TEAR_DOWN seconds after another
+    Ranks exit together. A rank that still runs GRACE_SECONDS after another rank failed is killed:
+    it would wait in a collective forever. A rank that still runs TEAR_DOWN_SECONDS after another
     rank has finished is killed, too.
     """
     running, code = {rank.sentinel: rank for rank in ranks}, 0
@@ -145,11 +145,12 @@ def first_failure(ranks: Sequence[BaseProcess]) -> int:
         if not sentinels:
             for rank in running.values():
                 rank.kill()
+        # No sentinel means that the time was over: all ranks that still ran have just been killed.
         for sentinel in sentinels or list(running):
             rank = running.pop(int(cast(Any, sentinel)))
             rank.join()
             exit_code = rank.exitcode or 0
             # `exitcode` is -9 after SIGKILL. A shell reports 128 + 9.
             code = code or (exit_code if exit_code >= 0 else 128 - exit_code)
-        patience = GRACE if code else TEAR_DOWN
+        patience = GRACE_SECONDS if code else TEAR_DOWN_SECONDS
     return code

@@ -37,27 +37,28 @@ def find(job: Job) -> Optional[Snapshot]:
     """Return the checkpoint from which this job resumes; see `find_newest`. Collective."""
     # If the strategy keeps state on each machine, a checkpoint for which all machines have their
     # own files is better than a newer checkpoint.
-    steps: FrozenSet[Tuple[str, int]] = frozenset()
+    with_node_state: FrozenSet[Tuple[str, int]] = frozenset()
     if job.options.resume != "none" and job.sync is not None and job.sync.state_dict() is not None:
         with job.world.raise_on_all_ranks():
             local_keys = [key for key, _ in _node_files(job)]
         keys = job.world.gather(local_keys)
-        steps = frozenset.intersection(*(frozenset(map(tuple, rank_keys)) for rank_keys in keys))
-    return find_newest(job.options, job.world, steps, job.train_set)
+        sets = (frozenset(map(tuple, rank_keys)) for rank_keys in keys)  # JSON has made lists
+        with_node_state = frozenset.intersection(*sets)
+    return find_newest(job.options, job.world, with_node_state, job.train_set)
 
 
 def find_newest(
     options: Options,
     world: World,
-    steps: FrozenSet[Tuple[str, int]] = frozenset(),
+    with_node_state: FrozenSet[Tuple[str, int]] = frozenset(),
     train_set: Optional[ImageFolder] = None,
 ) -> Optional[Snapshot]:
     """Return on every rank the newest complete checkpoint on any node that `--resume` allows, or
     None with `--resume none`, and with `--resume auto` if there is none. Collective.
 
-    `steps`: the (run, step) pairs for which every machine has its own file. `train_set`: None if
-    only the model is used; then the options and the images may differ. Raises UserError if this run
-    cannot continue from the checkpoint."""
+    `with_node_state`: the (run, step) pairs for which every machine has its own file. `train_set`:
+    None if only the model is used; then the options and the images may differ. Raises UserError if
+    this run cannot continue from the checkpoint."""
     if options.resume == "none":
         return None
     # The first rank of each machine reads its folder.
@@ -67,10 +68,12 @@ def find_newest(
         newest: Optional[pathlib.Path] = None
         for file, state in _allowed_on_node(options) if world.local_rank == 0 else ():
             differences = find_differences(state, options, train_set) if train_set else []
-            key = (state["run"], (state["run"], state["step"]) in steps, state["samples"])
+            has_node_state = (state["run"], state["step"]) in with_node_state
+            key = (state["run"], has_node_state, state["samples"])
             if local_best is None or key > local_best.key:
                 newest, local_best = file, Candidate(key, differences)
         content = newest.read_bytes() if newest else b""
+    # `gather` turns tuples into lists.
     candidates = [row and Candidate(tuple(row[0]), row[1]) for row in world.gather(local_best)]
     # A rank without a checkpoint has the smallest key.
     keys: List[Tuple[Any, ...]] = [
@@ -117,6 +120,7 @@ def options_of_newest(options: Options, world: World) -> Dict[str, str]:
         if world.local_rank == 0:
             states = ((s["run"], s["samples"], s["options"]) for _, s in _allowed_on_node(options))
             newest = max(states, key=lambda state: state[:2], default=None)
+    # A candidate is (run, samples, options). The first two say which is the newest.
     candidates = [candidate for candidate in world.gather(newest) if candidate]
     return max(candidates, key=lambda candidate: candidate[:2])[2] if candidates else {}
 
@@ -148,7 +152,7 @@ COMMON_STATE_LOST = (
 )
 
 
-def epochs_changed(job: Job, state: Snapshot) -> str:
+def describe_epochs_change(job: Job, state: Snapshot) -> str:
     """Describe how a change of --epochs since the checkpoint affects a resumed run; "" if --epochs
     is the same. Raises UserError if the checkpoint has more epochs than --epochs."""
     options, saved_epochs = job.options, state["options"].get("epochs", "")
@@ -164,15 +168,15 @@ def epochs_changed(job: Job, state: Snapshot) -> str:
         return f"{text}: the {options.schedule} schedule continues unchanged"
     steps, images = job.steps_per_epoch, len(job.train_set)
     step = (state["epoch"] + state["sample"] / images) * steps
-    rates = [
+    old_rate, new_rate = (
         learning_rate(
             dataclasses.replace(options, epochs=epochs), step, steps, job.world.global_batch
         )
         for epochs in (int(saved_epochs), options.epochs)
-    ]
+    )
     return (
         f"{text}: the cosine schedule now has {options.epochs} epochs, which changes the "
-        f"learning rate at this step from {rates[0]:.3g} to {rates[1]:.3g}"
+        f"learning rate at this step from {old_rate:.3g} to {new_rate:.3g}"
     )
 
 

@@ -14,10 +14,11 @@ from tandem.step_lines import Lines
 
 from .world import World
 
-# Seconds until the first figures, between two plain lines, between two readings for the bar (each
-# waits for the device), and without any output.
-FIRST, PLAIN_EVERY, BAR_EVERY, SILENCE = 2.0, 10.0, 2.0, 15.0
-NARROWEST = 10  # characters of the bar itself
+FIRST_FIGURES_SECONDS = 2.0  # after the start of the first epoch
+PLAIN_SECONDS = 10.0  # between two plain lines
+BAR_SECONDS = 2.0  # between two readings for the bar, each of which waits for the device
+SILENCE_SECONDS = 15.0  # without output, after which a line says what the run is doing
+MIN_BAR_COLUMNS = 10  # of the bar itself, without its texts
 
 
 def quiet_others(world: World) -> None:
@@ -39,12 +40,14 @@ class Screen:
         self._bar: Any = None
         self._epochs, self._steps_per_epoch = options.epochs, steps
         self._start: Optional[float] = None  # of the first epoch, in seconds of time.monotonic()
-        self._last_line = self._printed = time.monotonic()  # `look` changes only `_printed`
+        # `print_if_silent` prints lines, too, but they do not count as the last line.
+        self._last_line = self._printed = time.monotonic()
         self._due_at = float("inf")  # the time.monotonic() of the next figures
         self._images = self._steps = 0  # of all ranks since the start
-        self._step = 0  # of the current epoch
+        self._epoch_steps = 0  # completed steps of the current epoch
         self._first_images = 0  # in the first step
-        self._epoch, self._doing = "", ""  # such as "epoch 1/3"
+        self._epoch = ""  # such as "epoch 1/3"
+        self._activity = ""  # such as "epoch 1/3  in step 2 of 40"
         self._ended = threading.Event()
 
     def say(self, text: str) -> None:
@@ -60,31 +63,32 @@ class Screen:
         print(text, flush=True)
 
     def watch(self) -> None:
-        """Start a thread that prints the current work after SILENCE seconds without output."""
+        """Start a thread that prints the activity after SILENCE_SECONDS without output."""
         if self.shown:
             threading.Thread(target=self._watch, name="screen", daemon=True).start()
 
     def _watch(self) -> None:
         while not self._ended.wait(1.0):
-            self.look()
+            self.print_if_silent()
 
-    def look(self) -> None:
-        """Print the current work if nothing was printed for SILENCE seconds and no bar shows it."""
+    def print_if_silent(self) -> None:
+        """Print the activity if nothing was printed for SILENCE_SECONDS and no bar shows it."""
         now_seconds = time.monotonic()
-        if self._bar is None and self._doing and now_seconds - self._printed >= SILENCE:
-            self._print(f"{self._doing}: {now_seconds - self._last_line:.0f} s since the last line")
+        if self._bar is None and self._activity and now_seconds - self._printed >= SILENCE_SECONDS:
+            seconds = now_seconds - self._last_line
+            self._print(f"{self._activity}: {seconds:.0f} s since the last line")
 
-    def doing(self, text: str) -> None:
-        """Set the description of the current work that `look` prints."""
-        self._doing = text
+    def set_activity(self, text: str) -> None:
+        """Say what the run is doing now, for `print_if_silent`."""
+        self._activity = text
 
-    def epoch(self, epoch: int, done: int) -> None:
-        """Begin an epoch with its step `done`, counted from 0."""
+    def begin_epoch(self, epoch: int, done: int) -> None:
+        """Begin to show an epoch, of which `done` steps are complete. `epoch` counts from 0."""
         if self._start is None:
             self._start = time.monotonic()
-            self._due_at = self._start + FIRST
-        self._epoch, self._step = f"epoch {epoch + 1}/{self._epochs}", done
-        self._in_step()
+            self._due_at = self._start + FIRST_FIGURES_SECONDS
+        self._epoch, self._epoch_steps = f"epoch {epoch + 1}/{self._epochs}", done
+        self._show_step()
         if self._with_bar:
             self._bar = tqdm(
                 total=self._steps_per_epoch,
@@ -97,31 +101,32 @@ class Screen:
                 ncols=columns(),
             )
 
-    def step(self, images: int) -> None:
-        """Count a step with so many images of all ranks."""
+    def count_step(self, images: int) -> None:
+        """Count a step with `images` of all ranks."""
         self._first_images = self._first_images or images
         self._images += images
         self._steps += 1
-        self._step += 1
-        self._in_step()
+        self._epoch_steps += 1
+        self._show_step()
         if self._bar is not None:
             self._bar.update()
 
-    def _in_step(self) -> None:
-        self.doing(f"{self._epoch}  in step {self._step + 1} of {self._steps_per_epoch}")
+    def _show_step(self) -> None:
+        step = self._epoch_steps + 1
+        self.set_activity(f"{self._epoch}  in step {step} of {self._steps_per_epoch}")
 
     def is_due(self) -> bool:
         """Return whether it is time to show figures, even if this is no log point."""
         return self.shown and time.monotonic() >= self._due_at
 
-    def figures(self, step: int, remaining_images: int, loss: float, top1: float) -> None:
+    def show_figures(self, step: int, remaining_images: int, loss: float, top1: float) -> None:
         """Show figures that were just read. `remaining_images`: until the run's end."""
         spent = time.monotonic() - (self._start or 0.0)
         remaining_time = tqdm.format_interval(remaining_images * spent / max(self._images, 1))
         if self._bar is not None:
             speed = self._speed()
             fields = [f"run {remaining_time}", *speed, f"loss {loss:.3f}", f"top-1 {top1:.1%}"]
-            free_columns = columns() - len(f"{self._epoch} 100%|| 00:00") - NARROWEST
+            free_columns = columns() - len(f"{self._epoch} 100%|| 00:00") - MIN_BAR_COLUMNS
             # tqdm would cut off a long text in the middle of a number, so whole fields are chosen.
             chosen: List[str] = []
             for field in fields:
@@ -130,13 +135,13 @@ class Screen:
                     break
                 chosen.append(field)
             self._bar.set_postfix_str(", ".join(chosen), refresh=False)
-            self._due_at = time.monotonic() + BAR_EVERY
+            self._due_at = time.monotonic() + BAR_SECONDS
         elif self.is_due():
             self.say(
                 f"{self._epoch}  step {step}  loss {loss:.4f}  top-1 {top1:.2%}  "
                 + "  ".join([*self._speed(), f"{remaining_time} to go"])
             )
-            self._due_at = time.monotonic() + PLAIN_EVERY
+            self._due_at = time.monotonic() + PLAIN_SECONDS
 
     def _speed(self) -> List[str]:
         """Return the images per second, as docs/report.md defines them; [] if unknown."""
@@ -146,7 +151,9 @@ class Screen:
         images = (self._images - self._first_images) / (self._steps - 1)
         return [f"{images * self._lines.steps / self._lines.step_seconds:.0f} images/s"]
 
-    def evaluation(self, epoch: int, loss: float, top1: float, result: Any, images: int) -> None:
+    def show_evaluation(
+        self, epoch: int, loss: float, top1: float, result: Any, images: int
+    ) -> None:
         """Show an evaluation. `loss` and `top1`: of the epoch's steps. `images`: those of val."""
         # With the launcher's label, such as `[node1 0] `, the line fits into 80 columns.
         figures = f"loss {loss:.3f} top-1 {top1:.2%}  val {result.loss:.3f} {result.top1:.2%}"

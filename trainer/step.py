@@ -17,12 +17,13 @@ from contract.split import SMALLEST, StepShape, micro_batches, step_shape
 
 from .build import Job
 from .data.batch import Batch, derive_seed, mix_images, plan_mix
-from .memory import OutOfMemory, one_pass
+from .memory import OutOfMemory, detect_out_of_memory
 from .precision import weights_of
 
 
 def shape_of(job: Job, sizes: Sequence[int]) -> StepShape:
-    """Split this rank's samples of a step into micro-batches. `sizes`: the samples of each rank."""
+    """Return how this rank computes a step (contract/split.py). `sizes`: the samples of each rank
+    in the step."""
     return step_shape(sizes, job.world.rank, job.micro_batches, job.options.sync_bn)
 
 
@@ -33,7 +34,7 @@ def train_step(job: Job, batch: Batch, step: int, lr: float) -> torch.Tensor:
     device, without an autograd graph. Waits for the device only with a loss scale."""
     clock = job.clock
     clock.enter("h2d")
-    images, targets = batch.on(job.world.device)
+    images, targets = batch.copy_to(job.world.device)
     clock.enter("optimizer")
     seed_step(job, step)
     for group in job.optimizer.param_groups:
@@ -44,9 +45,10 @@ def train_step(job: Job, batch: Batch, step: int, lr: float) -> torch.Tensor:
     with frozen_batch_norm(job.norms, shape.running_statistics):
         tally = _sum_gradients(job, images, targets, batch.global_count, shape.micro, step)
     clock.enter("optimizer")
-    skipped = job.precision.step(job.optimizer, job.options.clip_grad_norm)
-    # A skipped step has not changed the weights: the average would count them twice.
-    if job.ema is not None and (step + 1) % job.options.ema_every == 0 and not skipped:
+    is_skipped = job.precision.step(job.optimizer, job.options.clip_grad_norm)
+    # A skipped step has not changed the weights: the average would count them twice. `is_skipped`
+    # comes last, because it may be a tensor on the device, for whose value the host then waits.
+    if job.ema is not None and (step + 1) % job.options.ema_every == 0 and not is_skipped:
         job.ema.update(job.precision.live_state(job.model))
     clock.enter("other")
     return tally
@@ -70,7 +72,8 @@ def _sum_gradients(
     job: Job, images: torch.Tensor, targets: torch.Tensor, count: int, sizes: List[int], step: int
 ) -> torch.Tensor:
     """Sum the gradients of loss / `count` over micro-batches of `sizes` samples. `count`: the
-    samples of all ranks in this step. Returns the sums of loss and hits: a tensor (2)."""
+    samples of all ranks in this step. `step`: its global number, from which the mix is drawn.
+    Returns the sums of loss and hits over this rank's samples: a tensor (2)."""
     # The peers also wait for a rank without samples, whose gradients are zero. One image is enough:
     # `train_step` has frozen batch normalisation.
     if not sizes:
@@ -81,8 +84,9 @@ def _sum_gradients(
     # Each image may be mixed with its neighbour in the batch. Neighbours stay bytes here, so that
     # only one micro-batch at a time is converted to floats.
     neighbours = images if mix is None else images.roll(1, 0)
-    tallies = []
+    tallies = []  # a tensor (2) for each micro-batch: loss and hits
     columns = (images, neighbours, targets, targets.roll(1, 0))
+    # `both_targets` are the classes of a micro-batch's images, and of their neighbours.
     chunks = list(zip(*(column.split(sizes) for column in columns)))
     for number, (chunk_images, chunk_neighbours, *both_targets) in enumerate(chunks):
         is_last = number == len(chunks) - 1
@@ -94,7 +98,8 @@ def _sum_gradients(
             with job.precision.computing():
                 outputs = job.net(inputs)
             # The loss sums exponentials, which overflow in fp16.
-            outputs = outputs.float() if outputs.dtype is not torch.float64 else outputs
+            if outputs.dtype is not torch.float64:
+                outputs = outputs.float()
             loss = job.loss(outputs, both_targets, mix)
             job.clock.enter("backward")
             # DDP divides the sum of the ranks' gradients by the number of ranks. With this factor
@@ -111,7 +116,8 @@ def _sum_gradients(
 def dummy_pass(
     job: Job, net: nn.Module, count: int, is_last: bool = False, unseen: bool = False
 ) -> None:
-    """Run forward and backward of `count` blank images; all gradients are zero.
+    """Run forward and backward of `count` blank images through `net`: the job's net, or the model
+    within it. All gradients are zero.
 
     `is_last`: this is the last backward of a step that the loss scale counts. `unseen`: the weights
     get no gradients, so DDP's hooks do not run. (The hooks are attached to the weights, and would
@@ -166,7 +172,7 @@ def local_only(net: nn.Module, on: bool) -> ContextManager[None]:
 
 
 def _dummy_sizes(job: Job) -> List[int]:
-    """Return the number of images in each dummy pass. All ranks run the same number of passes."""
+    """Return the number of images of each dummy pass. The list is equally long on all ranks."""
     # With --compile, the passes have the sizes of an epoch's micro-batches, so that torch compiles
     # for each size before the first step.
     if not job.options.compile:
@@ -175,8 +181,10 @@ def _dummy_sizes(job: Job) -> List[int]:
     # The steps of an epoch differ by at most one image.
     counts = {min(images_per_step + extra, job.world.global_batch) for extra in (0, 1)}
     steps = [job.world.rank_samples(count) for count in sorted(counts)]
-    shapes = [shape_of(job, sizes).micro or [SMALLEST] for sizes in steps]
-    return [size for sizes in shapes for size in (min(sizes), max(sizes))]
+    # A rank without images in such a step runs a pass, too, because its peers wait for this rank.
+    micro_sizes = [shape_of(job, sizes).micro or [SMALLEST] for sizes in steps]
+    # The micro-batches of a step differ by at most one image.
+    return [size for sizes in micro_sizes for size in (min(sizes), max(sizes))]
 
 
 def rebuild_buckets(job: Job) -> None:
@@ -196,13 +204,13 @@ def rebuild_buckets(job: Job) -> None:
     end of its first backward. DDP would also count the local pass, then expect as many gradients in
     each step, and sum nothing.
     """
-    with keep_buffers(job), one_pass():
+    with keep_buffers(job), detect_out_of_memory():
         if job.world.exchange is not None:
-            static = job.options.static_graph
-            local_net = cast(nn.Module, job.net.module if static else job.net)
+            static_graph = job.options.static_graph
+            local_net = cast(nn.Module, job.net.module if static_graph else job.net)
             with local_only(local_net, True), frozen_batch_norm(job.norms, job.options.sync_bn):
                 for size in _dummy_sizes(job):
-                    dummy_pass(job, local_net, size, unseen=static)
+                    dummy_pass(job, local_net, size, unseen=static_graph)
             job.net.zero_grad(set_to_none=True)
             job.world.exchange.meet()
         if job.attached is None:
@@ -212,8 +220,8 @@ def rebuild_buckets(job: Job) -> None:
 
 
 def _make_two_passes(job: Job) -> None:
-    """Run the two passes of `rebuild_buckets` that need all ranks; with --compile each of the first
-    pass's sizes. Raises UserError for a parameter that gets no gradient."""
+    """Run the two passes of `rebuild_buckets` that need all ranks. With --compile, the first pass
+    consists of one pass for each size. Raises UserError for a parameter that gets no gradient."""
     for size in _dummy_sizes(job):
         dummy_pass(job, job.net, size)
     # In the second pass, DDP would wait for the gradient of such a parameter.
@@ -236,22 +244,23 @@ def agree_micro_batches(job: Job) -> None:
     then get more images than --per_node_batch_size. A trial pass contains no collectives, since a
     rank that runs out of memory would not enter them: batch normalisation over ranks is off.
     """
-    unequal = bool(job.options.balance) and job.world.device.type == "cuda"
-    if not job.options.auto_batch and not unequal:
+    is_balanced = bool(job.options.balance) and job.world.device.type == "cuda"
+    if not job.options.auto_batch and not is_balanced:
         return
-    count = job.world.batches[job.world.rank]
-    splits = job.micro_batches
+    samples = job.world.batches[job.world.rank]  # of this rank in a full step
+    number = job.micro_batches
     with frozen_batch_norm(job.norms, job.options.sync_bn):
-        while not _fits(job, max(micro_batches(count, splits))) and count // splits > SMALLEST:
-            splits *= 2
-    job.micro_batches = max(job.world.gather(splits))
+        # If not even SMALLEST samples fit, training runs out of memory and reports it.
+        while not _fits(job, max(micro_batches(samples, number))) and samples // number > SMALLEST:
+            number *= 2
+    job.micro_batches = max(job.world.gather(number))
 
 
 def _fits(job: Job, size: int) -> bool:
     """Return whether forward and backward of `size` images fit into the memory, besides the memory
     that later steps allocate."""
     try:
-        with keep_buffers(job), one_pass():
+        with keep_buffers(job), detect_out_of_memory():
             reserve = reserve_bytes(job) if job.world.device.type == "cuda" else 0
             # The ballast takes the memory that later steps allocate.
             ballast = torch.empty(reserve, dtype=torch.uint8, device=job.world.device)
@@ -265,7 +274,7 @@ def _fits(job: Job, size: int) -> bool:
 def reserve_bytes(job: Job) -> int:
     """Return the bytes of GPU memory that a trial pass must leave free."""
     # The optimizer and the strategy allocate at their first step; masters and average exist
-    # already.
+    # already. For each weight, the optimizer keeps `copies` tensors of the weight's size.
     copies = len(OPTIMIZERS[job.options.optimizer].keeps(job.options))
     weights = weights_of(job.optimizer)
     weight_bytes = sum(weight.numel() * weight.element_size() for weight in weights)

@@ -10,7 +10,7 @@ from .world import World
 
 # Keys of the store. Their values are counters, since torch 1.12's stores have no `check`, and `get`
 # waits for a missing key.
-REQUESTS, WHEN = "asked to stop", "stop at meeting"
+STOP_REQUESTS, STOP_MEETING = "asked to stop", "stop at meeting"
 # A CUDA host may be this many meetings ahead of the last one that its device has finished.
 LEAD = 2
 
@@ -46,12 +46,12 @@ class Stop:
             self._marks.append(self._mark())
             if len(self._marks) > self.lead:
                 self._marks.popleft().synchronize()
-        agreed_meeting = store.add(WHEN, 0)  # reads the counter
+        agreed_meeting = store.add(STOP_MEETING, 0)  # reads the counter
         if agreed_meeting:
             return agreed_meeting <= self.meeting
         # Only the first of several requests sets the meeting.
-        if self.requested and store.add(REQUESTS, 1) == 1:
-            store.add(WHEN, self.meeting + 1 + self.lead)
+        if self.requested and store.add(STOP_REQUESTS, 1) == 1:
+            store.add(STOP_MEETING, self.meeting + 1 + self.lead)
         return False
 
     def _mark(self) -> Any:

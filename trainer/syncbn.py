@@ -57,22 +57,19 @@ class GlooBatchNorm(_BatchNorm):
         output, mean, variance, count = _Normalize.apply(
             input, self.weight, self.bias, self.eps, self.group
         )
-        if self.running_mean is not None:
-            # The running variance is the unbiased one, as in torch.
-            self._track(mean, variance * (count / (count - 1)))
+        if self.running_mean is None or self.running_var is None:
+            return output
+        # Update the running statistics as torch does.
+        with torch.no_grad():
+            if self.num_batches_tracked is not None:
+                self.num_batches_tracked.add_(1)
+            weight = self.momentum
+            if weight is None:  # the plain mean over all batches, whose number torch then counts
+                weight = 1.0 / float(cast(torch.Tensor, self.num_batches_tracked))
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight)
+            unbiased = variance * (count / (count - 1))
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), weight)
         return output
-
-    @torch.no_grad()
-    def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        """Update the running statistics, as torch does."""
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-        assert self.running_mean is not None and self.running_var is not None
-        weight = self.momentum
-        if weight is None:  # the plain mean over all batches, whose number torch then counts
-            weight = 1.0 / float(cast(torch.Tensor, self.num_batches_tracked))
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight)
-        self.running_var.lerp_(variance.to(self.running_var.dtype), weight)
 
 
 def _wide(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

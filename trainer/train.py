@@ -27,8 +27,8 @@ from .data.batch import Batch
 from .data.loader import Generated, GeneratedBatches, SampleLog, TrainBatches
 from .errors import Diverged
 from .evaluate import Unevaluated, evaluate, share_buffers
-from .memory import OutOfMemory, one_pass
-from .models import describe
+from .memory import OutOfMemory, detect_out_of_memory
+from .models import measure_cost
 from .optim import learning_rate
 from .screen import Screen
 from .step import agree_micro_batches, rebuild_buckets, train_step
@@ -41,15 +41,16 @@ log = logging.getLogger(__name__)
 
 def train(run: "Run") -> int:
     """Train as the run's options say; return the exit code. Raises UserError for bad input."""
+    writers = [writer for writer in (run.writer, run.rank_writer) if writer is not None]
     try:
         finished = run.train_epochs()
         run.clock.enter("checkpoint")
-        for writer in filter(None, (run.writer, run.rank_writer)):
+        for writer in writers:
             writer.finish()
     except BaseException:
         with contextlib.suppress(RuntimeError):  # a broken device cannot be read any more
             run.end("failed")
-        for writer in filter(None, (run.writer, run.rank_writer)):
+        for writer in writers:
             # Writing may fail, too, but the user needs the first error.
             with contextlib.suppress(UserError):
                 writer.finish()  # the process may exit without waiting for its threads
@@ -64,9 +65,9 @@ class Run:
     def __init__(self, options: Options, world: World) -> None:
         materials = build_materials(options, world)
         self.clock = Clock(world.device)
-        # `describe` runs a forward. In `build_job` apex replaces the model's forward. After that,
-        # apex would remember the weights that it casts for `describe`.
-        self.cost = describe(materials.model, materials.image_size)
+        # `measure_cost` runs a forward, and comes first: `build_job` lets apex replace the model's
+        # forward, and apex would remember the weights that it casts for `measure_cost`.
+        self.cost = measure_cost(materials.model, materials.image_size)
         self.job = build_job(options, world, materials, self.clock)
         self.options, self.world = options, world
         with world.raise_on_all_ranks():
@@ -76,25 +77,25 @@ class Run:
         self.batches = TrainBatches(materials.train_set, options, world)
         self.stop = Stop(world)
         folder = pathlib.Path(options.output or ".", "checkpoints", world.host)
-        saves = bool(options.output) and world.local_rank == 0
-        self.writer: Optional[Writer] = Writer(folder, options.keep) if saves else None
+        is_saving = bool(options.output) and world.local_rank == 0
+        self.writer: Optional[Writer] = Writer(folder, options.keep) if is_saving else None
         # For the state that the strategy keeps for this machine. Each rank has this writer, but
         # only the machine's first rank has a state to write (checkpoint.copy_node_state).
         rank_folder = folder / f"rank{world.rank}"
         self.rank_writer: Optional[Writer] = (
             Writer(rank_folder, options.keep) if options.output else None
         )
-        # Of each step since the last log point: its number, and a tensor (2) on the device with
+        # For each step since the last log point: its number, and a tensor (2) on the device with
         # this rank's sums of the loss and of the hits.
         self.tallies: List[Tuple[int, torch.Tensor]] = []
         self.tally_samples = 0  # in these steps
         self.losses = finite.Losses(options.nonfinite_steps)
         self.outputs_are_finite = True  # in the last evaluation
-        self.checkpoint_due = False  # as --checkpoint_every demands
+        self.checkpoint_due = False  # whether --checkpoint_every demands a checkpoint now
         self.was_exact = False  # whether the last step summed exactly, in the strategy's warm-up
         self.epoch_sums = [0.0, 0.0, 0]  # loss, hits and samples of this rank, epoch and attempt
-        # In this order: the dummy passes of rebuild_buckets have the size that the ranks agree on,
-        # and the clock and the position begin after these passes.
+        # The order matters: the dummy passes of rebuild_buckets have the size that the ranks agree
+        # on, and the clock and the position begin after these passes.
         agree_micro_batches(self.job)
         parallel.check_micro_batches(options, world, self.job.micro_batches)
         rebuild_buckets(self.job)
@@ -104,7 +105,8 @@ class Run:
         self._find_position()
 
     def _find_position(self) -> None:
-        """Resume a checkpoint, or start a new run, from weights if they are given. Print which."""
+        """Resume a checkpoint, or start a new run, from weights if they are given. Write the line
+        `start`, and print what is trained and from where. Raises UserError. Collective."""
         self.clock.enter("checkpoint")
         state, sync = resume.find(self.job), self.job.sync
         notes: List[str] = []
@@ -115,7 +117,7 @@ class Run:
         else:
             self.position = checkpoint.restore(self.job, state)
             has_node_state = resume.restore_node_state(self.job, self.position)
-            notes.append(resume.epochs_changed(self.job, state))
+            notes.append(resume.describe_epochs_change(self.job, state))
             if not has_node_state:
                 notes.append(resume.NODE_STATE_LOST.format(self.options.sync))
             # The strategy counts steps of this run's size, and the checkpoint's may have another.
@@ -127,7 +129,19 @@ class Run:
             if state["sync"] is None and sync is not None and sync.common_state(self.job.model):
                 notes.append(resume.COMMON_STATE_LOST.format(self.options.sync))
         self.clock.enter("other")
-        self._report_start(state is not None)
+        position = self.position
+        start = start_line(self.job, self.cost, position.samples(len(self.job.train_set)))
+        self.lines.add("start", timed=False, **start)
+        self.lines.flush()
+        self.screen.say(describe_run(self.job, self.cost))
+        if state is not None:
+            resume_point = "its end"
+            if position.epoch < self.options.epochs:
+                resume_point = (
+                    f"epoch {position.epoch + 1}, image {position.sample}, step {position.step}"
+                )
+            self.screen.say(f"resumed at {resume_point}")
+        self.screen.watch()
         for note in filter(None, notes):
             self.screen.say(note)
 
@@ -139,9 +153,11 @@ class Run:
                 return False
             completed = self.position.epoch
             is_last = completed == self.options.epochs
-            best = (is_last or completed % self.options.evaluate_every == 0) and self.evaluate()
-            if is_last or best or self.checkpoint_due or self.options.checkpoint_every == 0:
-                self.save(best)
+            is_best = (is_last or completed % self.options.evaluate_every == 0) and self.evaluate()
+            # `checkpoint_due` is set here if the epoch's last step demands a checkpoint. With
+            # --checkpoint_every 0, each epoch ends with a checkpoint.
+            if is_last or is_best or self.checkpoint_due or self.options.checkpoint_every == 0:
+                self.save(is_best)
         # An evaluation in the middle of a run only warns: the outputs may become finite again.
         if not self.outputs_are_finite:
             causes = "; ".join(finite.list_causes(self.options))
@@ -152,9 +168,9 @@ class Run:
         """Train from the position to the epoch's end. Returns False if a stop was requested."""
         position, job = self.position, self.job
         self.epoch_sums = [0.0, 0.0, 0]
-        self.screen.epoch(
-            position.epoch, round(position.sample / len(job.train_set) * job.steps_per_epoch)
-        )
+        # After a resume, the position may be within the epoch.
+        completed_steps = round(position.sample / len(job.train_set) * job.steps_per_epoch)
+        self.screen.begin_epoch(position.epoch, completed_steps)
         self.clock.enter("data")
         for batch in self.batches.epoch(position.epoch, position.sample):
             if self.stop.should_stop():
@@ -175,11 +191,13 @@ class Run:
     def _step(self, batch: Batch) -> None:
         """Train on this rank's share of a step, advance the position, and log the step."""
         position, job = self.position, self.job
-        total = len(job.train_set)
-        progress = position.samples(total) / total * job.steps_per_epoch
-        lr = learning_rate(self.options, progress, job.steps_per_epoch, self.world.global_batch)
+        # The learning rate follows the images, not `position.step`: before a resume, a step may
+        # have had another number of images.
+        epochs = position.samples(len(job.train_set)) / len(job.train_set)
+        steps = epochs * job.steps_per_epoch
+        lr = learning_rate(self.options, steps, job.steps_per_epoch, self.world.global_batch)
         try:
-            with one_pass():
+            with detect_out_of_memory():
                 tally = train_step(job, batch, position.step, lr)
             self.tallies.append((position.step + 1, tally))
             self.tally_samples += len(batch.indices)
@@ -190,19 +208,27 @@ class Run:
             # within it may need their memory, and the exception must not outlive it.
             self.job.net.zero_grad(set_to_none=True)
             log.warning("step %d did not fit into memory and was skipped", position.step + 1)
+        # The position of this rank's first sample in the epoch's order.
         begin = position.sample + rank_slice(batch.sizes, self.world.rank).start
         self.sample_log.add(position.epoch, begin, batch.indices.tolist())
         position.sample += batch.global_count
         position.step += 1
-        self.screen.step(batch.global_count)
-        log_point = position.step % self.options.log_every == 0
-        loss = self._collect_tallies() if log_point else {}
-        exact_field: Dict[str, Any] = {"exact": True} if self._note_warm_up() else {}
+        self.screen.count_step(batch.global_count)
+        is_log_point = position.step % self.options.log_every == 0
+        fields = self._collect_tallies() if is_log_point else {}
+        # A strategy with a warm-up sums exactly at first. The line says so, because such a step
+        # takes another time than later steps.
+        attached = job.attached
+        if attached is not None and attached.sync.strategy.rule.warms:
+            if self.was_exact and not attached.exact:
+                spec = attached.effective_spec
+                self.screen.say(f"step {position.step}: exact sums have ended, {spec} begins")
+            self.was_exact = attached.exact
+            if attached.exact:
+                fields = {"exact": True, **fields}
         samples = len(batch.indices)
-        self.lines.add(
-            "step", step=position.step, epoch=position.epoch, samples=samples, **exact_field, **loss
-        )
-        if log_point:
+        self.lines.add("step", step=position.step, epoch=position.epoch, samples=samples, **fields)
+        if is_log_point:
             self.lines.flush()
         else:
             self.lines.flush_ready()
@@ -210,21 +236,10 @@ class Run:
                 # The tallies are not reset: the lines must not depend on how fast this machine is.
                 self._show_tallies()
 
-    def _note_warm_up(self) -> bool:
-        """Return whether the last step summed exactly because its strategy had not begun yet. Print
-        a note when the strategy begins."""
-        attached = self.job.attached
-        if attached is None or not attached.sync.strategy.rule.warms:
-            return False
-        if self.was_exact and not attached.exact:
-            spec = attached.effective_spec
-            self.screen.say(f"step {self.position.step}: exact sums have ended, {spec} begins")
-        self.was_exact = attached.exact
-        return attached.exact
-
     def _collect_tallies(self) -> Dict[str, Any]:
         """Read the sums of loss and hits from the device, and reset them. Return the means over
-        samples, or {} if there were no steps. Waits for the device."""
+        samples as {"loss": ..., "top1": ...}, or {} if there were no samples. Waits for the
+        device."""
         count = self.tally_samples
         if count == 0:
             return {}
@@ -240,8 +255,8 @@ class Run:
         return {"loss": loss / count, "top1": hits / count}
 
     def _show_tallies(self) -> List[Tuple[float, float]]:
-        """Show the means of loss and hits on the screen. Return (loss, hits), this rank's sums of
-        each step. Waits for the device."""
+        """Show the means of loss and hits on the screen. Return this rank's sums (loss, hits) of
+        each step since the last log point. Waits for the device."""
         if self.tally_samples == 0:
             return []
         sums = torch.stack([tally for _, tally in self.tallies])
@@ -250,7 +265,7 @@ class Run:
         total = len(self.job.train_set)
         remaining_images = self.options.epochs * total - self.position.samples(total)
         mean, top1 = loss / self.tally_samples, hits / self.tally_samples
-        self.screen.figures(self.position.step, remaining_images, mean, top1)
+        self.screen.show_figures(self.position.step, remaining_images, mean, top1)
         return rows
 
     def check_finite(self) -> None:
@@ -284,27 +299,31 @@ class Run:
         self.clock.enter("evaluate")
         share_buffers(self.job)
         self.check_finite()
-        total = -(-len(self.job.eval_set) // self.world.size)  # rounded up
+        image_count = len(self.job.eval_set)
+        share = -(-image_count // self.world.size)  # rounded up
         try:
             result = evaluate(
                 self.job,
-                lambda done: self.screen.doing(f"evaluating: {done} of rank 0's {total} images"),
+                lambda done: self.screen.set_activity(
+                    f"evaluating: {done} of rank 0's {share} images"
+                ),
             )
         except Unevaluated as unevaluated:
             # Only images of val are lost: the model that was trained so far is worth saving.
             self.save(best=False)
             if unevaluated.error is not None:
                 raise unevaluated.error from unevaluated
-            return False  # a rank that cannot read its images raises the error
+            return False  # another rank, which cannot read its images, raises its error
         position = self.position
         # The sums of all ranks over this epoch's training steps.
         loss, hits, count = (sum(column) for column in zip(*self.world.gather(self.epoch_sums)))
         train_loss, train_top1 = loss / max(count, 1), hits / max(count, 1)
         self.clock.enter("other")
-        images = len(self.job.eval_set)
-        self.screen.evaluation(position.epoch - 1, train_loss, train_top1, result, images)
+        # `position.epoch` counts complete epochs, and the figures number them from 0.
+        epoch = position.epoch - 1
+        self.screen.show_evaluation(epoch, train_loss, train_top1, result, image_count)
         line = {**result._asdict(), "train_loss": train_loss, "train_top1": train_top1}
-        self.lines.add("evaluate", epoch=position.epoch - 1, **line)
+        self.lines.add("evaluate", epoch=epoch, **line)
         self.lines.flush()
         self.outputs_are_finite = math.isfinite(result.loss)
         if not self.outputs_are_finite:
@@ -317,43 +336,28 @@ class Run:
 
     def save(self, best: bool) -> None:
         """Copy the state, and let the writer thread of each node's first process write the copy.
-        Raises Diverged; RankError if the previous checkpoint could not be written. Collective."""
+        `best`: also as best.pt. Raises Diverged; RankError if the previous checkpoint could not be
+        written. Collective."""
         self.checkpoint_due = False
         self.clock.enter("checkpoint")
-        self.screen.doing("saving a checkpoint")
+        self.screen.set_activity("saving a checkpoint")
         # All ranks check before a rank writes: a diverged model must not replace a good model.
         share_buffers(self.job)
         self.check_finite()
         file = None
         if self.writer is not None:
             payload = checkpoint.snapshot(self.job, self.position)
-            file = self.writer.save(payload, best, checkpoint.arrival(self.world.device)).name
+            wait_for_copies = checkpoint.make_copy_waiter(self.world.device)
+            file = self.writer.save(payload, best, wait_for_copies).name
         node_state = checkpoint.copy_node_state(self.job, self.position)
         if node_state is not None and self.rank_writer is not None:
-            self.rank_writer.save(
-                node_state, best=False, arrived=checkpoint.arrival(self.world.device)
-            )
-        state = self.job.precision.full_state(self.job.model)
-        size = sum(t.numel() * t.element_size() for t in state.values())
+            wait_for_copies = checkpoint.make_copy_waiter(self.world.device)
+            self.rank_writer.save(node_state, best=False, wait_for_copies=wait_for_copies)
+        tensors = self.job.precision.full_state(self.job.model).values()
+        model_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         self.clock.enter("other")
-        self.lines.add("checkpoint", step=self.position.step, bytes=size, file=file)
+        self.lines.add("checkpoint", step=self.position.step, bytes=model_bytes, file=file)
         self.lines.flush()
-
-    def _report_start(self, resumed: bool) -> None:
-        """Write the `start` line, and print what is trained and from where."""
-        position = self.position
-        start = start_line(self.job, self.cost, position.samples(len(self.job.train_set)))
-        self.lines.add("start", timed=False, **start)
-        self.lines.flush()
-        self.screen.say(describe_run(self.job, self.cost))
-        if resumed:
-            resume_point = (
-                f"epoch {position.epoch + 1}, image {position.sample}, step {position.step}"
-            )
-            self.screen.say(
-                f"resumed at {resume_point if position.epoch < self.options.epochs else 'its end'}"
-            )
-        self.screen.watch()
 
     def end(self, status: str) -> None:
         """Write the last line; nothing is timed after it."""
@@ -378,7 +382,8 @@ class Trial(Run):
             self.batches = GeneratedBatches(self.job.train_set, options, world)
         # A step takes the same time if the loss is not finite, and nobody uses the model.
         self.losses = finite.Losses(limit=math.inf)
-        self._end_time, self._time_is_up = time.monotonic() + options.trial, False
+        self._end_time = time.monotonic() + options.trial
+        self._time_is_up = False  # on the rank that asks the others to stop
 
     def train_epochs(self) -> bool:
         """Repeat the first epoch until the time is up. Returns False if stopped earlier."""
@@ -389,8 +394,8 @@ class Trial(Run):
 
     def _step(self, batch: Batch) -> None:
         super()._step(batch)
-        is_over = self.position.step >= MIN_STEPS and time.monotonic() >= self._end_time
-        if is_over and not self.stop.requested:
+        is_time_up = self.position.step >= MIN_STEPS and time.monotonic() >= self._end_time
+        if is_time_up and not self.stop.requested:
             # The ranks agree on the last step as after SIGTERM: their clocks may differ.
             self._time_is_up = True
             self.stop.request()

@@ -24,13 +24,14 @@ from tandem.compat import is_plain
 from . import safetensors
 from .build import Job
 from .checkpoint import class_changes, load, refuse_not_finite
-from .models import head
+from .models import find_head
 from .snapshots import SNAPSHOT, tensors_in
 
 log = logging.getLogger(__name__)
 
 # The keys of state dicts in files of Tandem, torchvision, timm and Lightning.
-KEYS = ("model", "state_dict", "model_state_dict", "model_ema", "state_dict_ema")
+STATE_DICT_KEYS = ("model", "state_dict", "model_state_dict", "model_ema", "state_dict_ema")
+# Somebody else may have chosen a file's keys: these limits bound the time and memory for them.
 MAX_DEPTH = 3  # of dicts in dicts
 LONGEST_NAME = 1000  # characters, with the keys above: all tensors below a long key repeat the key
 LONGEST_PREFIX = 20  # parts of a name that are tried as its prefix
@@ -49,8 +50,8 @@ class TrainedModel(NamedTuple):
 
 def read_weights(file: str, average: bool = False) -> TrainedModel:
     """Read --weights, an exported state dict or a checkpoint. Return all tensors by their names
-    with the keys above them, such as `model.fc.weight`. With `average`, return only the model that
-    a run evaluates: our checkpoint's average if there is one. Raises UserError."""
+    with the keys above them, such as `model.fc.weight`. With `average`, return instead only the
+    model that a run evaluates, by its own names: the average if there is one. Raises UserError."""
     name = f"--weights {file}"
     try:
         with pathlib.Path(file).open("rb") as content:
@@ -72,7 +73,7 @@ def read_weights(file: str, average: bool = False) -> TrainedModel:
     ema = state.get("ema")
     if isinstance(ema, dict):
         return TrainedModel(tensors_in(name, ema.get("average")), class_names)
-    key = next((key for key in KEYS if isinstance(state.get(key), dict)), None)
+    key = next((key for key in STATE_DICT_KEYS if isinstance(state.get(key), dict)), None)
     return TrainedModel(tensors_in(name, state[key] if key else state), class_names)
 
 
@@ -81,7 +82,6 @@ def _iterate_tensors(
 ) -> Iterable[Tuple[str, Any]]:
     """Yield the tensors of a file by their names, with the keys above them."""
     for key, value in state.items():
-        # A stranger may have chosen the file's keys: the limits bound their time and memory.
         if not isinstance(key, str) or len(prefix) + len(key) > LONGEST_NAME:
             continue
         if is_plain(value):
@@ -92,23 +92,21 @@ def _iterate_tensors(
 
 def start_from_weights(job: Job) -> None:
     """Start from the model of --weights. Collective."""
-    name, class_names, changes = f"--weights {job.options.weights}", job.train_set.classes, ""
+    name, class_names = f"--weights {job.options.weights}", job.train_set.classes
     with job.world.raise_on_all_ranks():
         trained = read_weights(job.options.weights or "")
         typed_prefix = job.options.weights_prefix
         fit = fit_tensors(job.model, trained.tensors, len(class_names), typed_prefix)
-        lines = fit.refuse_another_net(name, job.options.model)
+        lines = fit.accept(name, job.options.model)
         refuse_not_finite(job.model, fit.tensors)
         job.model.load_state_dict(fit.tensors, strict=False)
         # Masters and average were made of the random weights that have just been replaced.
         job.precision.renew_masters(job.model, fit.tensors)
         if job.ema is not None:
             job.ema.begin(job.precision.full_state(job.model))
-    if trained.classes is not None:
-        changes = class_changes(trained.classes, class_names)
     for line in lines:
         log.info(f"{name}: {line}")
-    if changes:
+    if trained.classes is not None and (changes := class_changes(trained.classes, class_names)):
         log.info(f"{name}: its model was trained on other classes ({changes})")
 
 
@@ -130,9 +128,10 @@ class Fit(NamedTuple):
     prefixes: List[str]  # of all networks in the file that fit equally well, the chosen first
     is_settled: bool  # all networks except the chosen network are averages
 
-    def refuse_another_net(self, name: str, model: str) -> List[str]:
-        """Return lines that say what was loaded. Raises UserError if the file has less than half of
-        the backbone, or several networks that fit equally well."""
+    def accept(self, name: str, model: str) -> List[str]:
+        """Return lines that say what will be loaded. `name`: what messages call the file. `model`:
+        the value of --model. Raises UserError if the file has less than half of the backbone, or
+        several networks that fit equally well."""
         total = len(self.tensors) + len(self.missing)
         loaded = f"{len(self.tensors)} of the {pluralize(total, 'tensor')} of --model {model}"
         if self.backbone_share < 0.5:
@@ -153,13 +152,15 @@ class Fit(NamedTuple):
             )
         count = self.unplaced_count
         unplaced = f"; the model has no place for {count} of the file" if count else ""
-        average = ", and not its average " if other_prefixes else ""
+        averages = f", and not its average {_list_names(other_prefixes)}" if other_prefixes else ""
         lines = [
             f"loaded {loaded}, {100 * self.backbone_share:.4g} % of the backbone's parameters"
-            f"{unplaced}. Prefix in the file: {chosen}{average}{_list_names(other_prefixes)}"
+            f"{unplaced}. Prefix in the file: {chosen}{averages}"
         ]
-        new_tensors = _list_names([f"{key} ({reason})" for key, reason in self.missing.items()])
-        return lines + ([f"not loaded, but initialized: {new_tensors}"] if self.missing else [])
+        if self.missing:
+            missing = _list_names([f"{key} ({reason})" for key, reason in self.missing.items()])
+            lines.append(f"not loaded, but initialized: {missing}")
+        return lines
 
 
 def fit_tensors(
@@ -171,22 +172,22 @@ def fit_tensors(
     """Match a file's `tensors` with `model`, a net for `classes` classes, by name and shape.
     `typed_prefix`: the user's choice among the file's networks. Raises UserError for a prefix that
     fits nothing."""
-    state, head_names = model.state_dict(), set(head(model, classes))
+    state, head_names = model.state_dict(), set(find_head(model, classes))
     # torch.compile puts this part into the names of the modules that it has wrapped.
     plain = {name.replace("_orig_mod.", ""): tensor for name, tensor in tensors.items()}
     backbone = {name: tensor for name, tensor in state.items() if name not in head_names}
     fits = _count_fits(plain, backbone)
     if typed_prefix is not None:
         fits = _keep_prefix(fits, typed_prefix)
-    best = max(fits.values())
-    best_renamings = sorted(renaming for renaming, count in fits.items() if count == best)
-    # The file has another net, which `refuse_another_net` will reject whatever the prefix is.
-    if 2 * best < len(backbone):
+    best_count = max(fits.values())
+    best_renamings = sorted(renaming for renaming, count in fits.items() if count == best_count)
+    # The file has another net, which `Fit.accept` will refuse whatever the prefix is.
+    if 2 * best_count < len(backbone):
         del best_renamings[1:]
-    # Of networks that fit equally well, choose the network that is no average.
-    trained = [renaming for renaming in best_renamings if not AVERAGE.search(renaming.cut)]
-    trained = trained or best_renamings
-    renamings = trained + [renaming for renaming in best_renamings if renaming not in trained]
+    # Among networks that fit equally well, choose the network that is no average.
+    candidates = [renaming for renaming in best_renamings if not AVERAGE.search(renaming.cut)]
+    candidates = candidates or best_renamings
+    renamings = candidates + [r for r in best_renamings if r not in candidates]
     cut, added = renamings[0]
     # Tensors outside the chosen network keep their names, and count as unplaced below.
     aligned = {name: tensor for name, tensor in plain.items() if not name.startswith(cut)}
@@ -208,19 +209,26 @@ def fit_tensors(
             missing[name] = f"{_describe_shape(value)} there, {_describe_shape(expected)} here"
         else:
             loaded[name] = value
-    counts = {k: p.numel() for k, p in model.named_parameters() if k not in head_names}
-    total = sum(counts.values())
+    parameters = model.named_parameters()
+    sizes = {name: weight.numel() for name, weight in parameters if name not in head_names}
+    total = sum(sizes.values())
     # A net that is all head has no backbone to lack.
-    backbone_share = sum(counts.get(name, 0) for name in loaded) / total if total else 1.0
-    unplaced_count = sum(name not in state for name in aligned)
-    prefixes = [renaming.cut for renaming in renamings]
-    return Fit(loaded, missing, unplaced_count, backbone_share, prefixes, len(trained) == 1)
+    backbone_share = sum(sizes.get(name, 0) for name in loaded) / total if total else 1.0
+    return Fit(
+        tensors=loaded,
+        missing=missing,
+        unplaced_count=sum(name not in state for name in aligned),
+        backbone_share=backbone_share,
+        prefixes=[renaming.cut for renaming in renamings],
+        is_settled=len(candidates) == 1,
+    )
 
 
 def _count_fits(
     tensors: Dict[str, torch.Tensor], backbone: Dict[str, torch.Tensor]
 ) -> "Counter[Renaming]":
-    """Count how many tensors of the backbone each renaming finds, by name and shape."""
+    """Count how many tensors of the backbone each renaming finds, by name and shape. A renaming
+    that finds only names has the count 0."""
     fits: Counter[Renaming] = Counter({Renaming("", ""): 0})
     # Count each module's tensors: `layer1.0.conv1.weight` is one of `layer1.`, `layer1.0.` and so
     # on.

@@ -12,7 +12,7 @@ import platform
 import re
 import subprocess
 from datetime import timedelta
-from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -79,10 +79,11 @@ class World(ProcessCoordinates):
         answers = self.gather((local_error, self.host, code))
         errors = [(sentence, host) for sentence, host, _ in answers]
         if any(sentence for sentence, _ in errors):
+            # Each different error of a host once, although several of its ranks may have it.
             by_host = [
                 f"{host}: {sentence}" for sentence, host in dict.fromkeys(errors) if sentence
             ]
-            is_common = len({sentence for sentence, _ in errors}) == 1
+            is_common = len({sentence for sentence, _ in errors}) == 1  # all ranks have the same
             joint_error = UserError(local_error if is_common else " ".join(by_host))
             joint_error.code = next(code for _, _, code in answers if code)
             raise joint_error
@@ -212,18 +213,18 @@ def _find_first_host(process: ProcessCoordinates) -> str:
 
 def describe_device(device: torch.device, host: str, options: Options) -> Device:
     """Describe this rank's device; with --parallel dp, the weakest of the process's GPUs."""
-    version, cuda = str(torch.__version__), torch.version.cuda
+    versions: Dict[str, Any] = {"torch": str(torch.__version__), "cuda": torch.version.cuda}
     if device.type == "cpu":
         # A line of /proc/cpuinfo is `flags           : fpu vme de ... avx512_bf16`.
         text = CPUINFO.read_text(encoding="utf-8", errors="replace")
         flags = re.findall(r"^flags\s*:(.*)", text, re.MULTILINE)
         bf16 = cpu_has_bf16(flags[0].split() if flags else (), os.environ)
-        return Device(host, "cpu", platform.machine(), 0, bf16, version, cuda)
+        return Device(host, "cpu", platform.machine(), bf16=bf16, **versions)
     gpus = range(torch.cuda.device_count()) if options.parallel != "ddp" else [device.index]
     weakest = min(gpus, key=torch.cuda.get_device_capability)
     major, minor = torch.cuda.get_device_capability(weakest)
     name = torch.cuda.get_device_name(weakest)
-    return Device(host, "cuda", name, 10 * major + minor, False, version, cuda)
+    return Device(host, "cuda", name, sm=10 * major + minor, **versions)
 
 
 def exchange_devices(

@@ -73,14 +73,17 @@ class Writer:
             unfinished.unlink(missing_ok=True)
 
     def save(
-        self, payload: Mapping[str, Any], best: bool, arrived: Callable[[], None] = lambda: None
+        self,
+        payload: Mapping[str, Any],
+        best: bool,
+        wait_for_copies: Callable[[], None] = lambda: None,
     ) -> pathlib.Path:
         """Begin to write `payload`, which must not change any more. Return the file's path. The
-        thread first calls `arrived`, which waits until `payload` is complete. Waits for the
+        thread first calls `wait_for_copies`, which waits until `payload` is complete. Waits for the
         previous checkpoint, and raises RankError if its file could not be written."""
         self.finish()
         path = self.folder / f"step-{payload['step']:08d}.pt"
-        self._pending = self._thread.submit(self._write, payload, path, best, arrived)
+        self._pending = self._thread.submit(self._write, payload, path, best, wait_for_copies)
         return path
 
     def finish(self) -> None:
@@ -98,9 +101,9 @@ class Writer:
         payload: Mapping[str, Any],
         path: pathlib.Path,
         best: bool,
-        arrived: Callable[[], None],
+        wait_for_copies: Callable[[], None],
     ) -> None:
-        arrived()
+        wait_for_copies()
         write_whole(payload, path)
         if best:
             link = path.with_name("best.pt")

@@ -13,7 +13,7 @@ import torch
 
 from contract.errors import OUT_OF_MEMORY
 from tests.trainer_ranks import make_images, run_ranks, trainer
-from trainer.memory import OutOfMemory, is_out_of_memory, one_pass
+from trainer.memory import OutOfMemory, detect_out_of_memory, is_out_of_memory
 
 MIB = 2**20
 LIMIT = 400 * MIB
@@ -88,7 +88,7 @@ def squeezed(device):
         free = LIMIT - torch.cuda.memory_reserved() - room * MIB
         ballast = torch.empty(max(free, 0), dtype=torch.uint8, device=device)
         try:
-            with one_pass():
+            with detect_out_of_memory():
                 conv(images).sum().backward()
         except RuntimeError as error:
             failed += 1

@@ -228,14 +228,14 @@ def test_a_damaged_sweep_goes_on_or_is_refused(made, ended, log):
         (run / "attempts.json").write_text(json.dumps(ended))
         if log is not None:
             (folder / DONE["log"]).write_text(log)
-        for read in (read_cells, sweep.read):
+        for read in (read_cells, sweep.read_state):
             try:
                 state = read(folder)
             except UserError as error:
                 assert "is damaged (" in str(error) or "is not a sweep: " in str(error)
                 return
         for entry in state["runs"]:
-            sweep.adopt(folder, entry)
+            sweep.adopt_run(folder, entry)
             assert state["cells"][entry["cell"]]["argv"] is not None
         assert log is None or sweep.explain_failure(folder / DONE["log"], 1)
 

@@ -65,7 +65,7 @@ def prediction(path):
 
 def sweep_file(path):
     path.with_name("sweep.json").write_bytes(path.read_bytes())
-    sweep.read(path.parent)
+    sweep.read_state(path.parent)
 
 
 # Of each reader of a document: how it reads a file, and what the file holds.

@@ -45,7 +45,7 @@ class Batch:
     def global_count(self) -> int:
         return sum(self.sizes)
 
-    def on(self, device: torch.device) -> Tuple[torch.Tensor, torch.Tensor]:
+    def copy_to(self, device: torch.device) -> Tuple[torch.Tensor, torch.Tensor]:
         """Copy images and targets to the device asynchronously; return both."""
         return self.images.to(device, non_blocking=True), self.targets.to(device, non_blocking=True)
 

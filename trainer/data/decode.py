@@ -44,7 +44,7 @@ MISSING = (errno.ENOENT, errno.ENOTDIR)
 # The bytes of memory that an image may take: its file, all stages of its pixels as Pillow holds
 # them (an RGB pixel in four bytes), and the data that a decoder holds besides. Some MiB of buffers
 # come on top.
-LARGEST = 280 << 20
+MEMORY_LIMIT = 280 << 20
 # A file's format is recognised by its content, not by its name. No other format of Pillow's is
 # opened: some start external programs (EPS starts Ghostscript). MPO files are JPEGs with several
 # pictures, as cameras and phones make them.
@@ -69,6 +69,7 @@ DIRECTORIES = {
     b"II+\0": ("<Q", "<HH16x"),
 }
 ORIENTATION = 0x0112  # the EXIF tag for how the camera was held
+# The tag's value -> the operation that makes the image upright. With value 1 it is upright already.
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -99,6 +100,7 @@ class Picture:
 
     def __init__(self, image: Image.Image, content: bytes = b"") -> None:
         """Decode the image unless it is a JPEG. `content`: its file's bytes. Raises BadImage."""
+        # A JPEG until it is decoded; then None, and `_pixels` has the image.
         self._undecoded = image if isinstance(image, JpegImageFile) else None
         self._content = content
         self._held_bytes = len(content)  # that the file and its decoder hold besides the pixels
@@ -110,7 +112,7 @@ class Picture:
         else:
             self._held_bytes += _coefficient_bytes(self._undecoded)
             width, height = image.size
-            self._turn = _read_turn(image)
+            self._turn = _read_turn(image)  # only a JPEG has it: other pixels are upright already
             self.size = (height, width) if self._turn in SIDEWAYS else (width, height)
 
     @property
@@ -145,10 +147,11 @@ class Picture:
         left, top, right, bottom = box
         image_pixels, region_pixels = self.size[0] * self.size[1], (right - left) * (bottom - top)
         # Pillow cuts the region out, and NumPy then copies the region three times.
-        if self._held_bytes + 4 * image_pixels + 10 * region_pixels > LARGEST:
+        if self._held_bytes + 4 * image_pixels + 10 * region_pixels > MEMORY_LIMIT:
             return None
-        # simplejpeg decodes to the same pixels in less time. Pillow decodes other colours than RGB
-        # and grey, and files with errors: then it decides whether the image is bad.
+        # simplejpeg decodes to the same pixels in less time, but does not turn an image. Pillow
+        # decodes other colours than RGB and grey, and files with errors: then it decides whether
+        # the image is bad.
         jpeg = self._undecoded
         if jpeg is not None and self._turn is None and simplejpeg is not None:
             with _explain_errors():
@@ -166,7 +169,7 @@ def _decode(image: Image.Image, held_bytes: int) -> Image.Image:
     that the file and its decoder hold besides the pixels. Raises BadImage."""
     with _explain_errors():
         # Pillow would convert 16-bit grey, but clip its values to white, so training would use
-        # wrong pixels. Pillow converts CMYK, but ignores its colour profile.
+        # wrong pixels. CMYK is accepted, although Pillow ignores its colour profile.
         if image.mode not in EIGHT_BIT:
             raise BadImage(f"pixels are {image.mode}, not 8-bit grey or RGB: convert it")
         _refuse_large(image, held_bytes)
@@ -185,16 +188,20 @@ def _decode(image: Image.Image, held_bytes: int) -> Image.Image:
 
 
 def _refuse_large(image: Image.Image, held_bytes: int, turned: bool = False) -> None:
-    """Raise BadImage for an image whose pixels take more than LARGEST bytes. `turned`: the image
-    will be rotated, which makes one more copy."""
-    # A small file may hold any number of equal pixels. Each stage of the conversion has a copy.
-    modes = [image.mode]
-    modes += ["RGBA"] * _has_transparent_color(image)
-    modes += ["RGB"] * ((image.mode != "RGB") + turned)
-    pixel_bytes = [1 if mode in ("1", "L", "P") else 4 for mode in modes]
-    total = held_bytes + image.width * image.height * sum(pixel_bytes)
-    if total > LARGEST:
-        limit = f"the limit is {LARGEST >> 20} MiB"
+    """Raise BadImage for an image whose pixels take more than MEMORY_LIMIT bytes. `turned`: the
+    image will be rotated, which makes one more copy."""
+    # A small file may hold any number of equal pixels. Each stage of `_decode` has a copy.
+    stages = [image.mode]
+    if _has_transparent_color(image):
+        stages.append("RGBA")
+    if image.mode != "RGB":
+        stages.append("RGB")
+    if turned:
+        stages.append("RGB")
+    bytes_per_pixel = sum(1 if mode in ("1", "L", "P") else 4 for mode in stages)
+    total = held_bytes + image.width * image.height * bytes_per_pixel
+    if total > MEMORY_LIMIT:
+        limit = f"the limit is {MEMORY_LIMIT >> 20} MiB"
         raise BadImage(f"its pixels need {total >> 20:,} MiB, {limit}: make it smaller")
 
 
@@ -214,13 +221,15 @@ def _coefficient_bytes(image: JpegImageFile) -> int:
     # fewer samples than the largest has fewer values than the image has pixels.
     max_across = max(across for _, across, *_ in image.layer)
     max_down = max(down for *_, down, _ in image.layer)
-    values = sum(across * down for _, across, down, _ in image.layer) / (max_across * max_down)
-    return int(2 * values * image.width * image.height)
+    layer_values = sum(across * down for _, across, down, _ in image.layer)
+    values_per_pixel = layer_values / (max_across * max_down)
+    return int(2 * values_per_pixel * image.width * image.height)
 
 
 def _decoder_bytes(image: Image.Image) -> int:
     """Return the bytes that a decoder except JPEG's holds besides the pixels. Raises BadImage."""
-    # Such as [("libtiff", box, offset, arguments)]; not every class of Pillow's images has it.
+    # Pillow's list of decoders, such as [("libtiff", box, offset, arguments)]. Not every class of
+    # Pillow's images has it.
     tile = getattr(image, "tile", None)
     decoder = tile[0][0] if tile else ""
     if image.format == "WEBP":  # three pictures of four channels, even without an animation
@@ -238,7 +247,7 @@ def _decoder_bytes(image: Image.Image) -> int:
     # With configuration 2, each sample (such as red) has its own tiles or strips.
     samples = tags.get(SAMPLESPERPIXEL, 1) if tags.get(PLANAR_CONFIGURATION) != 2 else 1
     numbers = [count for count in (width, rows, samples) if isinstance(count, int)]
-    if len(numbers) < 3:
+    if len(numbers) < 3:  # a tag is missing, or has several values
         raise BadImage("damaged: its tiles have no size")
     return 2 * math.prod(numbers) * max(tags.get(BITSPERSAMPLE, (1,))) // 8
 
@@ -253,10 +262,11 @@ def _read_size_tags(image: TiffImageFile) -> Mapping[int, Any]:
     head = file.read(4)
     if head not in DIRECTORIES:
         raise BadImage("damaged: its header belongs to another format")
-    count, entry = map(struct.Struct, DIRECTORIES[head])
+    count_format, entry_format = map(struct.Struct, DIRECTORIES[head])
     file.seek(tags.offset)
-    (entries,) = count.unpack(file.read(count.size))
-    tags_in_file = [number for number, _ in entry.iter_unpack(file.read(entries * entry.size))]
+    (count,) = count_format.unpack(file.read(count_format.size))
+    entries = entry_format.iter_unpack(file.read(count * entry_format.size))
+    tags_in_file = [number for number, _ in entries]
     for tag in SIZE_TAGS:
         is_number = tags.tagtype.get(tag, SHORT) in (SHORT, LONG)
         if tags_in_file.count(tag) != (tag in tags) or not is_number:
@@ -267,19 +277,20 @@ def _read_size_tags(image: TiffImageFile) -> Mapping[int, Any]:
 def read_file(path: Path, pauses: Tuple[float, ...] = PAUSES) -> bytes:
     """Read a file. Raises BadImage; Missing if there is no such file; Unreadable if the disk or
     file server still fails after all `pauses`, in seconds."""
-    for pause in (*pauses, 0.0):
+    for pause in (*pauses, 0.0):  # there is one trial more than pauses
         try:
             _refuse_pipe(path)
-            # At most one byte more than the size: a file that grows must not fill the memory.
+            # Read at most one byte more than the size: a file that grows must not fill the memory.
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                if size <= LARGEST:
+                if size <= MEMORY_LIMIT:
                     return file.read(size + 1)
-            raise BadImage(f"its file has more than {LARGEST >> 20} MiB: make it smaller")
+            raise BadImage(f"its file has more than {MEMORY_LIMIT >> 20} MiB: make it smaller")
         except OSError as error:
             reason = f"cannot be read: {error.strerror}"
             if error.errno in MISSING:
                 raise Missing(reason) from error
+            # Otherwise the file is at fault, and another trial would fail, too.
             if error.errno not in FAILING:
                 raise BadImage(reason) from error
         sleep(pause)
@@ -341,6 +352,7 @@ def _open(file: Union[BinaryIO, Path]) -> Image.Image:
     """Read the header of an image of one of FORMATS. Raises BadImage, and what Pillow raises."""
     Image.init()  # without it, formats whose plug-in is not loaded yet would raise a KeyError
     try:
+        # Pillow may have been built without one of the formats.
         return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
     except Image.UnidentifiedImageError as error:
         # The first bytes often say what the file is instead.
@@ -355,7 +367,7 @@ def _open(file: Union[BinaryIO, Path]) -> Image.Image:
 
 
 def _read_turn(image: Image.Image) -> Optional[Image.Transpose]:
-    """Read how a viewer turns the image: the orientation in its EXIF data."""
+    """Read how a viewer turns the image: the orientation in its EXIF data. Return None for none."""
     try:
         return TURNS.get(image.getexif().get(ORIENTATION, 1))
     except Exception:  # damaged EXIF data does not make the image unusable

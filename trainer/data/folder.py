@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 SMALL_PX = 64  # pixels; images up to this size are used whole and shifted, not cropped
 USUAL_PX = 224  # pixels; the default training crop, unless the images are smaller
 MIN_OPENED = 20  # images of a split that are opened before the first step, unless one is good
+HEADER_COUNT = 64  # images whose size is read to find the usual size
 PROBE_COUNT = 4  # images that are read on a mount where an image could not be read
 # The most bytes of a split that the ranks of a machine together keep decoded. These bytes are also
 # at most 1/8 of the machine's memory.
@@ -58,14 +59,17 @@ class ImageFolder:
         self.quarantine = Quarantine(options.bad_images)
         self.options = options
         with _explain_errors(root):
-            read = read_split(self.root, split)
+            listing = read_split(self.root, split)
         # Read when the images are listed, so that errors can name a mount that has gone since.
         self.mounts = read_mounts()
-        if note := read.note(split):
+        if note := listing.note(split):
             log.info("%s: %s", root, note)
-        self.classes = list(read.images)
-        self.paths = [path for paths in read.images.values() for path in paths]
-        self.targets = [number for number, paths in enumerate(read.images.values()) for _ in paths]
+        paths_by_class = listing.images
+        self.classes = list(paths_by_class)
+        self.paths = [path for paths in paths_by_class.values() for path in paths]
+        self.targets = [
+            number for number, paths in enumerate(paths_by_class.values()) for _ in paths
+        ]
         self.cache: Optional[ImageCache] = None
 
     def __getstate__(self) -> Dict[str, Any]:
@@ -77,17 +81,18 @@ class ImageFolder:
 
     @cached_property
     def sizes(self) -> Sizes:
+        # The natural size is needed only if no option gives the size: it costs reads of a share.
         return image_sizes(self.options, self.options.image_size or self.natural_size())
 
     def natural_size(self) -> int:
         """Return the median short side in pixels of the training images, for any split."""
-        # About 64 headers, spread over the classes, show the usual size: of 1,000 classes every
-        # 16th, and of 10 classes seven images each.
+        # About HEADER_COUNT images, spread over the classes, show the usual size: of 1,000 classes
+        # an image of every 16th, and of 10 classes seven images each.
         sides = []
-        for name in self.classes[:: len(self.classes) // 64 + 1]:
+        for name in self.classes[:: len(self.classes) // HEADER_COUNT + 1]:
             with _explain_errors(self.root):
                 paths = read_class(self.root, "train", name).images[name]
-            for path in paths[: 64 // len(self.classes) + 1]:
+            for path in paths[: HEADER_COUNT // len(self.classes) + 1]:
                 with contextlib.suppress(BadImage):  # reported when training uses the image
                     sides.append(min(size_of(self.root / path)))
         if not sides:
@@ -99,25 +104,26 @@ class ImageFolder:
         as many as --bad_images allows to be bad. Each rank opens different images."""
         rng, count = Random(rank), max(MIN_OPENED, self.quarantine.limit)
         images = [self.images_of(number) for number in range(len(self.classes))]
-        classes = [rng.sample(indices, min(len(indices), count)) for indices in images]
-        rng.shuffle(classes)
+        drawn_by_class = [rng.sample(indices, min(len(indices), count)) for indices in images]
+        rng.shuffle(drawn_by_class)
         # First an image of each class, then a second image of each class, and so on.
-        drawn = [image for image in chain(*zip_longest(*classes)) if image is not None][:count]
+        in_turn = chain(*zip_longest(*drawn_by_class))
+        drawn = [index for index in in_turn if index is not None][:count]
         reasons: List[str] = []
-        for path in map(self.paths.__getitem__, drawn):
+        for index in drawn:
             try:
-                picture = open_picture(self.root / path, retry=False)
+                picture = open_picture(self.root / self.paths[index], retry=False)
                 picture.pixels(picture.factors[0])  # decodes the fewest pixels
                 return  # one good image is enough
             except Unreadable:
                 return  # `Samples` waits for a disk or file server that fails, when it needs one
             except BadImage as error:
                 reasons.append(str(error))
-        kinds = Counter(reasons).most_common(3)
+        frequent_reasons = Counter(reasons).most_common(3)
         raise UserError(
             f"--data {self.root}: {self.split} has {pluralize(len(self), 'image')}. Tandem "
             f"opened {len(drawn)} of them, and can use none: "
-            f"{', '.join(f'{count} x {reason}' for reason, count in kinds)}."
+            f"{', '.join(f'{count} x {reason}' for reason, count in frequent_reasons)}."
         )
 
     def images_of(self, number: int) -> range:
@@ -152,8 +158,8 @@ class ImageFolder:
         """Name the mount of an image, like `/srv/data (node1:/data, nfs4)`. Asks no file server."""
         folder = os.path.realpath((self.root / path).parent) + "/"
         # The innermost of the mounts that contain the folder.
-        above = (m for m in self.mounts if folder.startswith(m.folder.rstrip("/") + "/"))
-        mount = max(above, key=lambda mount: len(mount.folder), default=Mount("", "/", ""))
+        enclosing = (m for m in self.mounts if folder.startswith(m.folder.rstrip("/") + "/"))
+        mount = max(enclosing, key=lambda mount: len(mount.folder), default=Mount("", "/", ""))
         return f"{mount.folder} ({mount.source}, {mount.kind})"
 
 
@@ -167,7 +173,7 @@ class Mount(NamedTuple):
 
 def read_mounts() -> List[Mount]:
     """Read all mounts, the newest first: of two mounts on one folder, the newer hides the older."""
-    # A line is `node1:/data /srv/my\040data nfs4 rw,relatime 0 0`.
+    # A line has source, folder and kind first: `node1:/data /srv/my\040data nfs4 rw,relatime 0 0`.
     lines = Path("/proc/self/mounts").read_text(errors="replace").splitlines()
     # The kernel writes blanks in paths as a backslash with three octal digits.
     octal = re.compile(r"\\([0-7]{3})")
@@ -198,17 +204,18 @@ def image_sizes(options: Options, natural_size: int) -> Sizes:
     # are evaluated whole.
     default_resize = evaluate if evaluate <= SMALL_PX else round(evaluate / 0.875)
     resize = options.eval_resize or default_resize
-    return Sizes(train, evaluate, max(evaluate, resize))
+    # An image that is scaled to fewer pixels would be smaller than the crop.
+    return Sizes(train=train, evaluate=evaluate, resize=max(evaluate, resize))
 
 
 class Bad(NamedTuple):
     """An image that cannot be used. `mount`: the disk or share that did not deliver the image; ""
-    if the image itself is at fault. `is_alone`: other images on this mount can be read."""
+    if the image itself is at fault. `mount_works`: other images on this mount can be read."""
 
     path: str
     reason: str
     mount: str = ""
-    is_alone: bool = True
+    mount_works: bool = True
 
 
 class Quarantine:
@@ -228,7 +235,7 @@ class Quarantine:
             if bad.path in self.images:
                 continue
             self.images[bad.path] = bad
-            if not bad.is_alone:
+            if not bad.mount_works:
                 raise self._mount_error(bad, "and other images there cannot be read either")
             log.warning("bad image %s: %s", printable(bad.path), bad.reason)
             if len(self.images) <= self.limit:

@@ -27,7 +27,7 @@ from .augment import Evaluate, Train
 from .batch import Batch, derive_seed
 from .decode import BadImage, Missing, Unreadable, open_picture
 from .folder import SMALL_PX, USUAL_PX, Bad, ImageCache, ImageFolder, Quarantine, fits_into_memory
-from .workers import data_loader, start, worker_count
+from .workers import data_loader, start_loader, worker_count
 
 RETRY_AFTER = 60.0  # seconds after a disk or share failed, before it is waited for again
 TRIALS = 16  # how many replacements in a row may be bad, too, before the run gives up
@@ -73,6 +73,7 @@ class Samples(Dataset):  # type: ignore[type-arg]
         rng, drawn_index = self.sample_rng(draw), draw.number % len(paths)
         bad: List[Bad] = []
         index = drawn_index
+        # In evaluation, no other image may stand for a bad one.
         for trial in range(1 if draw.epoch is None else 1 + TRIALS):
             path = paths[index]
             try:
@@ -87,30 +88,32 @@ class Samples(Dataset):  # type: ignore[type-arg]
                 picture = open_picture(self.folder.root / path, may_wait)
                 return Sample(self.transform(picture, rng), targets[index], drawn_index, bad)
             except BadImage as error:
-                bad.append(self._describe_failure(path, error))
+                bad.append(self._record_failure(path, error))
                 # Draw an image of the same class, and later of any: all of a class may be bad.
                 candidates = range(len(paths))
                 if trial < TRIALS // 2:
                     candidates = self.folder.images_of(targets[drawn_index])
                 index = candidates[int(rng.random() * len(candidates))]
-            if not bad[-1].is_alone:  # the mount delivers nothing, so the run ends
+            if not bad[-1].mount_works:  # other images cannot be read either, so the run ends
                 break
         return Sample(None, targets[drawn_index], drawn_index, bad)
 
-    def _describe_failure(self, path: str, error: BadImage) -> Bad:
-        """Describe why an image cannot be used, and note how long to wait for its mount."""
+    def _record_failure(self, path: str, error: BadImage) -> Bad:
+        """Note how long this process must not wait for the image's mount, and describe why the
+        image cannot be used."""
         if not isinstance(error, Unreadable):
             return Bad(path, str(error))
         mount = self.folder.mount_of(path)
-        is_alone = self.retry_times.get(mount) != math.inf and self.folder.can_read_neighbours(path)
-        if not is_alone:
+        has_given_up = self.retry_times.get(mount) == math.inf
+        mount_works = not has_given_up and self.folder.can_read_neighbours(path)
+        if not mount_works:
             self.retry_times[mount] = math.inf
         elif isinstance(error, Missing):
             return Bad(path, str(error))  # somebody deleted the file, and the mount is not at fault
         elif path not in self.given_up:
             self.retry_times[mount] = time.monotonic() + RETRY_AFTER
         self.given_up.add(path)
-        return Bad(path, str(error), mount, is_alone)
+        return Bad(path, str(error), mount, mount_works)
 
     def sample_rng(self, draw: Draw) -> Random:
         """Make the random generator of a draw, which depends only on seed, epoch and number."""
@@ -119,7 +122,7 @@ class Samples(Dataset):  # type: ignore[type-arg]
 
 @dataclasses.dataclass
 class Bases(Dataset):  # type: ignore[type-arg]
-    """Bases of small images by index, decoded in a loader process to be cached."""
+    """Bases of small images (augment.py) by index, decoded in a loader process to be cached."""
 
     folder: ImageFolder
     transform: Union[Train, Evaluate]
@@ -134,7 +137,13 @@ class Bases(Dataset):  # type: ignore[type-arg]
             return index, None
 
 
-Collated = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, List[Bad]]  # see `_collate`
+class Collated(NamedTuple):
+    """The stacked samples of a step."""
+
+    images: torch.Tensor  # uint8 (up to n, 3, size, size): samples without pixels are left out
+    targets: torch.Tensor  # int64 (n)
+    indices: torch.Tensor  # int64 (n): see Sample.drawn_index
+    bad: List[Bad]
 
 
 class TrainBatches:
@@ -153,26 +162,28 @@ class TrainBatches:
         have no samples for this rank. Raises RankError if there are too many bad images."""
         repeats = self.options.repeat_augment
         order = epoch_order(len(self.dataset), self.options.seed, epoch, repeats)
-        rank_steps, step_sizes = [], []
-        while start < len(order):
-            count = step_size(start, len(order), self.world.global_batch, self.world.smallest)
+        rank_steps: List[List[int]] = []  # the numbers of this rank's draws in each step
+        step_sizes: List[List[int]] = []  # the samples of each rank in each step
+        position = start
+        while position < len(order):
+            count = step_size(position, len(order), self.world.global_batch, self.world.smallest)
             step_sizes.append(self.world.rank_samples(count))
             # In `order` the copies of an image follow one another: a a b b. In the step they do
             # not: a b a b. So a rank has different images, and mixup blends different images.
-            step = order[start : start + count]
+            step = order[position : position + count]
             step = torch.cat([step[copy::repeats] for copy in range(repeats)])
             rank_steps.append(step[rank_slice(step_sizes[-1], self.world.rank)].tolist())
-            start += count
-        batches = self._source.batches(rank_steps, epoch)
-        for (images, targets, indices, bad), sizes in zip(batches, step_sizes):
-            self.dataset.quarantine.add(bad)
+            position += count
+        for collated, sizes in zip(self._source.batches(rank_steps, epoch), step_sizes):
+            self.dataset.quarantine.add(collated.bad)
             # `images` lacks the samples whose replacements were all bad.
-            if len(images) < len(indices):
+            if len(collated.images) < len(collated.indices):
+                bad = collated.bad[-1]
                 raise RankError(
                     f"{1 + TRIALS} images drawn one after another cannot be used, "
-                    f"the last is {bad[-1].path}: {bad[-1].reason}."
+                    f"the last is {bad.path}: {bad.reason}."
                 )
-            yield Batch(images, targets, indices, sizes)
+            yield Batch(collated.images, collated.targets, collated.indices, sizes)
 
 
 def eval_batches(
@@ -182,24 +193,26 @@ def eval_batches(
     # The batches are the same on any number of ranks, because the last bits of an image's outputs
     # depend on the other images of its batch.
     samples = Samples(dataset, Evaluate(dataset.sizes), options.seed)
-    # Of k ranks, rank r takes the batches r, r + k, r + 2 k and so on.
+    # With k ranks, rank r takes the batches r, r + k, r + 2 k and so on.
     begins = range(world.rank * size, len(dataset), world.size * size)
     steps = [list(range(begin, min(begin + size, len(dataset)))) for begin in begins]
-    for images, targets, indices, bad in Source(samples, options, world).batches(steps):
-        dataset.quarantine.add(bad)
-        if bad:
+    for collated in Source(samples, options, world).batches(steps):
+        dataset.quarantine.add(collated.bad)
+        targets, indices = collated.targets, collated.indices
+        if collated.bad:
             # `images` has no rows of bad images, but `targets` and `indices` have them.
-            bad_paths = {image.path for image in bad}
+            bad_paths = {image.path for image in collated.bad}
             paths = [dataset.paths[index] for index in indices.tolist()]
             good_rows = [row for row, path in enumerate(paths) if path not in bad_paths]
             targets, indices = targets[good_rows], indices[good_rows]
         if len(indices):
-            yield Batch(images, targets, indices, [len(indices)])
+            yield Batch(collated.images, targets, indices, [len(indices)])
 
 
 @dataclasses.dataclass
 class Steps:
-    """The draws of each step. Loader processes keep this object, so each draw has its epoch."""
+    """The draws of each step. The loader's processes live on between epochs and keep their copy of
+    `Samples`, so each draw brings its epoch."""
 
     epoch: Optional[int] = None
     numbers: Sequence[List[int]] = ()  # of the draws of each step
@@ -245,7 +258,7 @@ class Source:
                 pinned=self.world.device.type == "cuda",
                 persistent=self.persistent,
             )
-        return start(self._loader)
+        return start_loader(self._loader)
 
     def _workers(self, images: int) -> int:
         return worker_count(self.options, self.world, self.size, images)
@@ -256,13 +269,13 @@ class Source:
         if folder.cache is None or folder.cache.pixels.shape[1] != side:
             folder.cache = ImageCache(len(folder), side)
         step_images = [[number % len(folder) for number in numbers] for numbers in steps]
-        # Each image once, although a step may have copies of an image.
+        # The images to decode for each step. A step may have copies of an image: decode it once.
         missing = [folder.cache.missing([*dict.fromkeys(indices)]) for indices in step_images]
         count = sum(map(len, missing))
-        bases = Bases(folder, self.samples.transform)
-        missing_steps = [indices for indices in missing if indices]
         workers = self._workers(count) if count else 0
-        decoded = start(data_loader(bases, missing_steps, list, workers))
+        steps_to_decode = [indices for indices in missing if indices]
+        bases = Bases(folder, self.samples.transform)
+        decoded = start_loader(data_loader(bases, steps_to_decode, list, workers))
         for numbers, missing_indices in zip(steps, missing):
             # `decoded` has an item for each step that lacks images.
             for index, base in next(decoded) if missing_indices else []:
@@ -276,22 +289,22 @@ class Source:
                     continue
                 pixels = self.samples.transform.augment(base, self.samples.sample_rng(draw))
                 samples.append(Sample(pixels, folder.targets[index], index, []))
-            images, targets, indices, bad = _collate(self.size, samples)
+            step = _collate(self.size, samples)
             if self.world.device.type == "cuda":
-                images, targets = images.pin_memory(), targets.pin_memory()
-            yield images, targets, indices, bad
+                images, targets = step.images.pin_memory(), step.targets.pin_memory()
+                step = step._replace(images=images, targets=targets)
+            yield step
 
 
 def _collate(size: int, samples: Sequence[Sample]) -> Collated:
-    """Stack n samples: images uint8 (up to n, 3, size, size), without samples that have no pixels;
-    targets and indices int64 (n); and the bad images."""
+    """Stack samples of `size` pixels a side."""
     pixels = [sample.pixels for sample in samples if sample.pixels is not None]
     images = torch.from_numpy(np.stack(pixels)) if pixels else torch.empty(0, size, size, 3)
     targets = torch.tensor([sample.target for sample in samples], dtype=torch.int64)
     indices = torch.tensor([sample.drawn_index for sample in samples], dtype=torch.int64)
     bad = [image for sample in samples for image in sample.bad]
     # A view with the shape of torch's images: in memory, channels stay last.
-    return images.to(torch.uint8).permute(0, 3, 1, 2), targets, indices, bad
+    return Collated(images.to(torch.uint8).permute(0, 3, 1, 2), targets, indices, bad)
 
 
 def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> torch.Tensor:

@@ -6,7 +6,6 @@ signals. Loaders end when the rank has no more work for them, or at once when th
 loader holds the rank's connections open, and the peers notice only a connection that closes.
 """
 
-import contextlib
 import ctypes
 import os
 import signal
@@ -61,20 +60,14 @@ def data_loader(
     )
 
 
-def start(loader: DataLoader[Any]) -> Iterator[Any]:
+def start_loader(loader: DataLoader[Any]) -> Iterator[Any]:
     """Return iter(loader). Its processes inherit that SIGTERM and SIGINT are blocked. Call this
     from the main thread: see `end_with`."""
-    with blocked(signal.SIGTERM, signal.SIGINT):
-        return iter(loader)
-
-
-@contextlib.contextmanager
-def blocked(*numbers: signal.Signals) -> Iterator[None]:
-    """Block these signals within the block. Signals that arrive are delivered afterwards."""
-    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     try:
-        yield
+        return iter(loader)
     finally:
+        # This process now gets a signal that came in the meantime.
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 

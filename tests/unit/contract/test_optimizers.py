@@ -15,6 +15,7 @@ from report.analysis import analyse
 from report.usage import ResourceUsage
 from tests.unit.report.report_runs import BOTTLENECKS, SCRIPT, RunBuilder, change
 from trainer import banner
+from trainer.models import Cost
 
 # Of which one strategy is safe, with SGD alone.
 SAFE = {"seeds": 9, "difference": 0.0, "low": -0.1, "high": 0.1}
@@ -70,4 +71,4 @@ def test_the_first_lines_of_a_run_say_what_its_strategy_is_and_lost_with_adam(sy
         steps_per_epoch=100,
         train_set=type("Images", (list,), {"classes": ("a", "b")})(range(64)),
     )
-    assert said in banner.describe_run(job, (1000, None))
+    assert said in banner.describe_run(job, Cost(1000, None))

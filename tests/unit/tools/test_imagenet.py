@@ -154,7 +154,7 @@ LARGE = {
 @pytest.mark.parametrize("what", LARGE)
 def test_a_small_archive_fills_neither_disk_nor_memory(source, tmp_path, capsys, monkeypatch, what):
     which, content = LARGE[what]
-    monkeypatch.setattr(imagenet, "UNPACKED", 16 << 20)
+    monkeypatch.setattr(imagenet, "MAX_UNPACKED_BYTES", 16 << 20)
     name = {"train": imagenet.TRAIN, "val": imagenet.VAL, "devkit": imagenet.DEVKIT}[which]
     (source / name).write_bytes(content())
     if which == "val":  # one image is all that there is to be
@@ -165,7 +165,7 @@ def test_a_small_archive_fills_neither_disk_nor_memory(source, tmp_path, capsys,
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert "Traceback" not in capsys.readouterr().err
-    assert most < 3 * imagenet.UNPACKED
+    assert most < 3 * imagenet.MAX_UNPACKED_BYTES
     written = sum(path.stat().st_size for path in tmp_path.rglob("to/**/*.JPEG"))
     assert written < 1000
 

@@ -76,11 +76,11 @@ def state():
 
 
 def test_the_grid_of_the_example():
-    cells = sweep.grid("SYNC=allreduce,ef:3 PRECISION=fp32,O1 ARGS='--sync_bn|'", {})
+    cells = sweep.parse_grid("SYNC=allreduce,ef:3 PRECISION=fp32,O1 ARGS='--sync_bn|'", {})
     assert len(cells) == 8
     assert cells[0] == {"SYNC": "allreduce", "PRECISION": "fp32", "ARGS": "--sync_bn"}
     assert {one["ARGS"] for one in cells} == {"--sync_bn", ""}
-    with_commas = sweep.grid("ARGS='--step_epochs 30,60|--step_epochs 10' DATA='a,b|c'", {})
+    with_commas = sweep.parse_grid("ARGS='--step_epochs 30,60|--step_epochs 10' DATA='a,b|c'", {})
     assert with_commas[0] == {"ARGS": "--step_epochs 30,60", "DATA": "a,b"}
 
 
@@ -97,19 +97,19 @@ def test_the_grid_of_the_example():
 )
 def test_a_grid_that_is_none_is_refused(text, said):
     with pytest.raises(UserError) as refused:
-        sweep.grid(text, {"BATCH": "32"})
+        sweep.parse_grid(text, {"BATCH": "32"})
     assert said in str(refused.value)
 
 
 def test_a_cell_is_a_run_that_is_long_enough_and_the_command_of_a_whole_one():
-    cell = sweep.cell({"ARGS": "--lr 1", "BATCH": "8"}, {"SYNC": "ef:5", "ARGS": "--sync_bn"})
+    cell = sweep.make_cell({"ARGS": "--lr 1", "BATCH": "8"}, {"SYNC": "ef:5", "ARGS": "--sync_bn"})
     words = "ARGS=--lr 1 --sync_bn --trial 40 --sync_warmup 0"
     assert {*cell["argv"]} == {"BATCH=8", "SYNC=ef:5", words}
     assert cell["command"] == "make train ARGS='--lr 1 --sync_bn' BATCH=8 SYNC=ef:5"
-    whole = sweep.cell({"EPOCHS": "3"}, {"SYNC": "ef:5"})
+    whole = sweep.make_cell({"EPOCHS": "3"}, {"SYNC": "ef:5"})
     assert whole["argv"] == ["EPOCHS=3", "SYNC=ef:5"]
     with pytest.raises(UserError, match="BATCH=x is not a whole number"):
-        sweep.cell({}, {"BATCH": "x"})
+        sweep.make_cell({}, {"BATCH": "x"})
 
 
 def test_runs_alternate_and_a_cell_that_fails_is_a_row_with_its_cause(place):

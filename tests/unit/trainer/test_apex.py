@@ -9,7 +9,7 @@ import torch
 from contract.errors import UserError
 from contract.options import Options
 from tests import standin_apex
-from trainer.apex_amp import ApexAmp, choose
+from trainer.apex_amp import ApexAmp, choose_precision
 from trainer.precision import Precision
 from trainer.train import Run
 
@@ -51,13 +51,13 @@ def test_operations_are_counted_before_apex_sees_the_model():
         mock.patch.multiple(
             "trainer.train",
             build_materials=lambda *_: mock.Mock(),
-            describe=lambda *_: order.append("describe"),
+            measure_cost=lambda *_: order.append("measure_cost"),
             build_job=mock.Mock(side_effect=lambda *_: order.append("job") or 1 / 0),
         ),
         pytest.raises(ZeroDivisionError),
     ):
         Run(Options(), mock.Mock(device=CPU))
-    assert order == ["describe", "job"]
+    assert order == ["measure_cost", "job"]
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
@@ -101,7 +101,7 @@ def rank(device=CUDA, other=""):
     ],
 )
 def test_apex_serves_where_all_ranks_can(apex, settings, device, other, serves):
-    chosen = choose(Options(**settings), rank(device, other))
+    chosen = choose_precision(Options(**settings), rank(device, other))
     assert type(chosen) is (ApexAmp if serves else Precision)
     because = settings.get("amp") != "torch" and not serves
     assert chosen.backend == ("apex" if serves else "torch")
@@ -111,13 +111,14 @@ def test_apex_serves_where_all_ranks_can(apex, settings, device, other, serves):
 def test_apex_without_its_kernels_is_left_alone_unless_asked_for(apex, monkeypatch):
     """It would read each gradient on the host."""
     monkeypatch.setitem(sys.modules, "amp_C", None)
-    chosen = choose(Options(precision="O2"), rank())
+    chosen = choose_precision(Options(precision="O2"), rank())
     assert type(chosen) is Precision
     assert "without amp_C" in chosen.fallback_reason and "--amp apex" in chosen.fallback_reason
-    assert type(choose(Options(precision="O2", amp="apex"), rank())) is ApexAmp
+    assert type(choose_precision(Options(precision="O2", amp="apex"), rank())) is ApexAmp
     monkeypatch.setitem(sys.modules, "apex.amp", None)
     assert (
-        choose(Options(precision="O1"), rank()).fallback_reason == "apex is not installed on node1"
+        choose_precision(Options(precision="O1"), rank()).fallback_reason
+        == "apex is not installed on node1"
     )
     with pytest.raises(UserError, match="--amp apex: apex is not installed on node1"):
-        choose(Options(precision="O1", amp="apex"), rank())
+        choose_precision(Options(precision="O1", amp="apex"), rank())

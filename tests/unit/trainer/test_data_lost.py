@@ -110,7 +110,7 @@ def test_a_share_that_fails_is_waited_for_once_and_not_by_each_file(images, monk
     samples = loader.Samples(found, Evaluate(found.sizes), 0)
     bad = [one for n in range(len(found)) for one in samples[loader.Draw(0, n)].bad]
     assert sum(waited) == sum(decode.PAUSES)
-    assert {one.is_alone for one in bad} == {bool(kept)} and len({one.path for one in bad}) > 10
+    assert {one.mount_works for one in bad} == {bool(kept)} and len({one.path for one in bad}) > 10
     monkeypatch.setattr(loader.time, "monotonic", lambda: 1e9)  # much later
     samples[loader.Draw(None, len(found) - 1)]
     samples.given_up.clear()

@@ -12,7 +12,7 @@ from trainer import process
 from trainer.data.decode import open_picture
 from trainer.data.folder import ImageFolder
 from trainer.data.loader import TrainBatches
-from trainer.data.workers import FEW_IMAGES, data_loader, start, worker_count
+from trainer.data.workers import FEW_IMAGES, data_loader, start_loader, worker_count
 from trainer.world import World
 
 WORLD = World(batches=(4,))
@@ -38,7 +38,7 @@ class Pids(torch.utils.data.Dataset):
 def test_no_signal_of_a_whole_job_reaches_loader_processes():
     """As scancel, systemd and a terminal send them."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    made = start(data_loader(Pids(), [[0]] * 30, list, workers=2))
+    made = start_loader(data_loader(Pids(), [[0]] * 30, list, workers=2))
     loaders = [next(made)[0] for _ in range(2)]
     for pid in loaders:
         os.kill(pid, signal.SIGTERM)
@@ -59,7 +59,7 @@ class Hanging(torch.utils.data.Dataset):
 
 
 def hang(pipe):
-    next(start(data_loader(Hanging(pipe), [[0]], list, workers=1)))
+    next(start_loader(data_loader(Hanging(pipe), [[0]], list, workers=1)))
 
 
 def test_a_loader_that_hangs_in_a_read_ends_with_its_rank():
@@ -81,7 +81,7 @@ def test_a_loader_that_hangs_in_a_read_ends_with_its_rank():
 
 def leave_beside_one_that_hangs():
     ours, theirs = CONTEXT.Pipe()
-    made = start(data_loader(Hanging(theirs), [[0]], list, workers=1))
+    made = start_loader(data_loader(Hanging(theirs), [[0]], list, workers=1))
     ours.recv()
     process.leave(3 + (made is None))
 

@@ -64,7 +64,7 @@ def under_a_loss_scale(*argv):
     from trainer import precision
 
     precisions.explain_lack = lambda *_: None
-    precision.AUTOCAST.pop("O1", None)
+    precision.AUTOCAST_TYPES.pop("O1", None)
     return said(*argv, "--precision", "O1")
 
 

@@ -14,7 +14,7 @@ from contract.options import Options
 from trainer import models
 from trainer.check import check
 from trainer.classifiers import classifier_names
-from trainer.models import WithHead, build, describe
+from trainer.models import WithHead, build, measure_cost
 
 
 def test_all_of_torchvisions_classifiers_are_known():
@@ -99,7 +99,7 @@ def test_what_is_wrong_with_an_own_backbone_is_said(own, name, words):
 
 
 def test_resnet50_costs_what_is_published():
-    cost = describe(build("resnet50", 1000, 224), 224)
+    cost = measure_cost(build("resnet50", 1000, 224), 224)
     assert cost == (25_557_032, pytest.approx(2 * 4.089e9, rel=1e-3))
 
 
@@ -109,7 +109,7 @@ def test_what_cannot_be_counted_is_admitted():
     net[1].forward = lambda images: images @ net[1].weight.t()
     net.unused = nn.Linear(2, 2)
     net.forward = lambda images: net[1](net[0](images))
-    assert describe(net, 8)[1] is None
+    assert measure_cost(net, 8)[1] is None
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v2", "vit_b_32"])
@@ -119,7 +119,7 @@ def test_operations_are_those_that_torch_counts(name):
     counter = pytest.importorskip("torch.utils.flop_counter").FlopCounterMode(display=False)
     with counter:
         model(images)
-    assert describe(model, 64)[1] == counter.get_total_flops()
+    assert measure_cost(model, 64)[1] == counter.get_total_flops()
 
 
 OWN = """

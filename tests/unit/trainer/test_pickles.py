@@ -172,7 +172,7 @@ def test_an_export_is_no_larger_for_a_tensor_s_many_names(monkeypatch):
     isfinite = torch.Tensor.isfinite
     monkeypatch.setattr(torch.Tensor, "isfinite", lambda one: looked.append(one) or isfinite(one))
     state = {"ema": None, "model": {str(n): half for n in range(50)}}
-    made = export.weights(state)
+    made = export.model_weights(state)
     assert len({value.data_ptr() for value in made.values()}) == 1 and len(made) == 50
     assert len(looked) == 1
 

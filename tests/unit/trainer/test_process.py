@@ -127,7 +127,7 @@ def first(*works):
 
 def test_the_first_failure_ends_the_ranks_that_wait_for_it(monkeypatch):
     """mp.spawn asks them to leave, and waits for ever where they are in a collective."""
-    monkeypatch.setattr(process, "GRACE", 0.2)
+    monkeypatch.setattr(process, "GRACE_SECONDS", 0.2)
     assert first((leaving, 0, 0), (leaving, 7, 0), (hanging,)) == (7, [0, 7, -9])
     # One that was killed, as a shell tells it.
     assert first((hanging, signal.SIGTERM), (hanging,)) == (143, [-15, -9])
@@ -139,5 +139,5 @@ def test_ranks_that_stop_together_are_left_alone():
 
 
 def test_a_rank_that_hangs_at_its_end_is_not_waited_for_for_ever(monkeypatch):
-    monkeypatch.setattr(process, "TEAR_DOWN", 0.2)
+    monkeypatch.setattr(process, "TEAR_DOWN_SECONDS", 0.2)
     assert first((leaving, 0, 0), (hanging,)) == (137, [0, -9])

@@ -16,7 +16,7 @@ from contract.options import Options
 from tandem.coordinates import ProcessCoordinates
 from tests.trainer_ranks import lines, make_images, run_ranks, said, trainer
 from trainer import world
-from trainer.memory import OutOfMemory, is_out_of_memory, one_pass
+from trainer.memory import OutOfMemory, detect_out_of_memory, is_out_of_memory
 from trainer.step import reserve_bytes
 
 MODEL = ["--model", "tests.trainer_models:plain", "--workers", 0, "--epochs", 1]
@@ -148,7 +148,7 @@ def test_what_libraries_say_on_a_full_device_is_out_of_memory(monkeypatch, words
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda: stats)
 
     def failing(refused):
-        with pytest.raises(RuntimeError) as raised, one_pass():
+        with pytest.raises(RuntimeError) as raised, detect_out_of_memory():
             stats["num_ooms"] += refused
             raise RuntimeError(words)
         return raised.value
@@ -174,7 +174,7 @@ def test_what_a_pass_without_memory_held_is_free_at_once():
         raise RuntimeError("out of memory")
 
     def trial():
-        with contextlib.suppress(OutOfMemory), one_pass():
+        with contextlib.suppress(OutOfMemory), detect_out_of_memory():
             fails()
 
     gc.disable()

@@ -23,8 +23,8 @@ from tests.trainer_ranks import lines, run_ranks, said, snapshot, trainer
 from trainer import checkpoint, predict
 from trainer.data.batch import Batch
 from trainer.evaluate import evaluate
-from trainer.export import best
 from trainer.export import main as export
+from trainer.export import read_best
 from trainer.precision import Precision
 from trainer.screen import Screen
 from trainer.train import Run
@@ -222,9 +222,9 @@ def test_a_run_does_not_go_on_with_a_class_of_another_name(images, trained, tmp_
 
 def shown(*argv):
     """Loss and top-1 in training, as an epoch's line on the screen has them."""
-    said, evaluated = [], Screen.evaluation
+    said, evaluated = [], Screen.show_evaluation
     told = mock.patch.object(
-        Screen, "evaluation", lambda *args: (said.append(args[2:4]), evaluated(*args))
+        Screen, "show_evaluation", lambda *args: (said.append(args[2:4]), evaluated(*args))
     )
     with (
         told,
@@ -336,11 +336,11 @@ def test_the_newest_run_counts_more_than_the_longest(tmp_path):
         at = {"sample": step, "samples": step, "step": step}
         writer.save(snapshot(model={"x": torch.ones(9)}, run=run, **at), best=False)
         writer.finish()
-        assert best(str(tmp_path))["run"] == run
-    assert best(str(tmp_path))["step"] == 7
+        assert read_best(str(tmp_path))["run"] == run
+    assert read_best(str(tmp_path))["step"] == 7
     path = tmp_path / "checkpoints/a/step-00000007.pt"
     content = bytearray(path.read_bytes())
     # One bit of the tensor's data.
     content[content.index(torch.ones(9).numpy().tobytes()) + 5] ^= 1
     path.write_bytes(content)
-    assert best(str(tmp_path))["step"] == 3
+    assert read_best(str(tmp_path))["step"] == 3

@@ -12,6 +12,7 @@ from contract.options import Options
 from trainer import screen as screens
 from trainer.banner import describe_run
 from trainer.evaluate import Result
+from trainer.models import Cost
 from trainer.screen import Screen, quiet_others
 from trainer.world import World
 
@@ -42,13 +43,13 @@ def test_plain_lines_come_by_time_and_from_rank_0_alone(time, capsys, caplog):
         wanted = logging.WARNING if rank else logging.INFO
         assert logging.getLogger("trainer").getEffectiveLevel() == wanted
         ours = screen(rank, progress="plain")
-        ours.epoch(0, 0)
+        ours.begin_epoch(0, 0)
         for step in range(1, 61):
             time.seconds += 0.5
-            ours.step(images=5)
+            ours.count_step(images=5)
             if ours.is_due():
-                ours.figures(step, remaining_images=7200, loss=1.5, top1=0.25)
-        ours.evaluation(0, 1.25, 0.375, Result(99, 0.5, 0.9, 1.75), images=99)
+                ours.show_figures(step, remaining_images=7200, loss=1.5, top1=0.25)
+        ours.show_evaluation(0, 1.25, 0.375, Result(99, 0.5, 0.9, 1.75), images=99)
         said = capsys.readouterr()
         assert said.err == ""
         figures = "loss 1.5000  top-1 25.00%  10 images/s  12:00 to go"
@@ -63,25 +64,25 @@ def test_a_run_introduces_itself():
     job = mock.MagicMock(world=world, options=Options(), micro_batches=1, steps_per_epoch=1)
     size = job.train_set.__len__
     size.return_value = job.train_set.classes.__len__.return_value = 1
-    first, *rest = describe_run(job, (25_557_032, 2_468_352)).splitlines()
+    first, *rest = describe_run(job, Cost(25_557_032, 2_468_352)).splitlines()
     assert "25.6 M parameters, 2.47 MFLOP an image of " in first
     assert rest[0].startswith("1 image of 1 class;")
     assert rest[1] == "1 step an epoch; batch 8 over 1 rank"
     size.return_value = 2000
-    many = describe_run(job, (640, None)).splitlines()
+    many = describe_run(job, Cost(640, None)).splitlines()
     assert "640 parameters, FLOPs unknown" in many[0] and many[1].startswith("2,000 images of 1")
 
 
 def test_a_long_step_and_a_long_evaluation_are_not_silent(time, capsys):
     ours = screen(progress="plain")
-    ours.look()
-    ours.epoch(0, 0)
+    ours.print_if_silent()
+    ours.begin_epoch(0, 0)
     for _ in range(44):  # one step
         time.seconds += 1
-        ours.look()
-    ours.doing("evaluating: 3 of rank 0's 12 images")
+        ours.print_if_silent()
+    ours.set_activity("evaluating: 3 of rank 0's 12 images")
     time.seconds += 15
-    ours.look()
+    ours.print_if_silent()
     assert capsys.readouterr().out.splitlines() == [
         "epoch 1/4  in step 1 of 10: 15 s since the last line",
         "epoch 1/4  in step 1 of 10: 30 s since the last line",
@@ -101,11 +102,11 @@ def test_the_bar_is_whole_and_as_wide_as_the_terminal(time, capsys, monkeypatch,
     monkeypatch.setenv("COLUMNS", str(width))
     ours = screen(progress="bar")
     ours._lines = types.SimpleNamespace(steps=3, step_seconds=30.0)
-    ours.epoch(1, 4)
+    ours.begin_epoch(1, 4)
     for step in range(5, 9):
         time.seconds += 10
-        ours.step(images=100)
-        ours.figures(step, remaining_images=7200, loss=1.5, top1=0.25)
+        ours.count_step(images=100)
+        ours.show_figures(step, remaining_images=7200, loss=1.5, top1=0.25)
     ours._bar.refresh()
     shown = capsys.readouterr().err.split("\r")[-1].rstrip()
     # 10 images a second: 720 s for what is left of the run.

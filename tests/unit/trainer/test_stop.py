@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trainer.stop import WHEN, Stop
+from trainer.stop import STOP_MEETING, Stop
 from trainer.world import World
 
 LOG_EVERY = 10  # steps between two waits for the device in the training loop
@@ -79,7 +79,7 @@ def test_all_ranks_leave_at_one_step(monkeypatch, every, requested_at):
         rank.start()
     for rank in ranks:
         rank.join(60)
-    assert left == [(store.add(WHEN, 0) - 1) * every] * 3
+    assert left == [(store.add(STOP_MEETING, 0) - 1) * every] * 3
     assert requested_at < left[0] <= requested_at + 4 * every
 
 

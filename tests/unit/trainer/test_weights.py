@@ -21,7 +21,7 @@ from tests.trainer_ranks import (
     trainer,
 )
 from trainer.freeze import freeze
-from trainer.models import WithHead, head
+from trainer.models import WithHead, find_head
 from trainer.optim import build_optimizer
 from trainer.weights import fit_tensors, read_weights
 
@@ -101,15 +101,15 @@ def test_of_two_networks_in_a_file_the_trained_one_or_the_named_one_is_taken(
     fit = fit_tensors(model, tensors, 10)
     if kind in AVERAGED:
         assert fit.tensors["conv1.weight"].any() and fit.prefixes[0] == AVERAGED[kind]
-        assert fit.prefixes[1] in fit.refuse_another_net("x", "y")[0]
+        assert fit.prefixes[1] in fit.accept("x", "y")[0]
     else:
         with pytest.raises(UserError) as refused:
-            fit.refuse_another_net("x", "y")
+            fit.accept("x", "y")
         assert all(prefix in str(refused.value) for prefix in fit.prefixes)
     for number, prefix in enumerate(PREFIXES[kind]):
         named = fit_tensors(model, tensors, 10, prefix)
         assert named.tensors["conv1.weight"].any() == (number == 0)
-        assert named.prefixes[0] in named.refuse_another_net("x", "y")[0]
+        assert named.prefixes[0] in named.accept("x", "y")[0]
     with pytest.raises(UserError, match="--weights_prefix nothing: "):
         fit_tensors(model, tensors, 10, "nothing")
 
@@ -145,7 +145,7 @@ def test_a_transformer_s_positions_are_resized():
 def test_the_head_is_what_has_an_output_for_each_class(name, names):
     with torch.device("meta"):
         model = getattr(torchvision.models, name)(weights=None, num_classes=10)
-    assert head(model, 10) == names and head(model, 11) == []
+    assert find_head(model, 10) == names and find_head(model, 11) == []
 
 
 DAMAGED = {
@@ -261,14 +261,14 @@ def test_what_is_frozen_stays_in_evaluation_and_without_gradients():
     """Also a dropout within it; one before the head goes on."""
     model = torchvision.models.mobilenet_v2(weights=None, num_classes=10)
     freeze(model, "backbone", 10)
-    assert {n for n, p in model.named_parameters() if p.requires_grad} == {*head(model, 10)}
+    assert {n for n, p in model.named_parameters() if p.requires_grad} == {*find_head(model, 10)}
     assert not any(module.training for module in model.features.modules())
     assert model.classifier[0].training
 
 
 def test_the_head_s_learning_rate_is_a_factor():
     model = normed(4)
-    made = build_optimizer(model, Options(lr=0.5, head_lr=10), 8, head(model, 4))
+    made = build_optimizer(model, Options(lr=0.5, head_lr=10), 8, find_head(model, 4))
     factors = {id(p): g["lr_factor"] for g in made.param_groups for p in g["params"]}
     assert {n for n, p in model.named_parameters() if factors[id(p)] == 10} == {
         "8.weight",

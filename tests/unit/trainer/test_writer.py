@@ -42,7 +42,8 @@ def test_the_thread_that_writes_chooses_its_card_before_it_waits_for_it(tmp_path
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(device.index))
     own = Writer(tmp_path, keep=1)
-    own.save({"step": 1}, best=False, arrived=checkpoint.arrival(torch.device("cuda", 1)))
+    waiter = checkpoint.make_copy_waiter(torch.device("cuda", 1))
+    own.save({"step": 1}, best=False, wait_for_copies=waiter)
     own.finish()
     assert calls == [1, "waited"]
 
