@@ -156,7 +156,7 @@ def build(config: Config) -> Program:
     # Imported late, because the error about a mistyped option need not wait for these.
     from launcher.plan import code
     from launcher.plan.requirements import find_requirements, read_requirements
-    from launcher.plan.sources import declares, loaded_by
+    from launcher.plan.sources import find_declared_option, find_loaded
 
     assert config.script is not None and config.folder is not None
     root, script_words = Path(config.folder), split_script(config.script)
@@ -164,12 +164,12 @@ def build(config: Config) -> Program:
     file = _find_file(config.script, script_words, root)
     script_folder = str(file.parent.relative_to(root))
     # A large folder is rejected before any file is parsed.
-    files = code.current(root, script_folder).files
+    files = code.take_snapshot(root, script_folder).files
     script_path = file.relative_to(root).as_posix()
     if script_path not in files.sent:
         raise UserError(
             f"SCRIPT={config.script}: Tandem does not send {script_path} "
-            f"({files.why_not(script_path)}): type another script or another FOLDER=."
+            f"({files.reason_unsent(script_path)}): type another script or another FOLDER=."
         )
     # A shell script that starts Python is the usual mistake here: torch's launcher would report a
     # syntax error from every rank.
@@ -188,7 +188,7 @@ def build(config: Config) -> Program:
     outputs, resume = _read_outputs(config.output), _split("RESUME_ARGS", config.resume_args)
     _check_resume(config, outputs, resume)
     # Python puts the folder of a script first on its path, but not that of a module.
-    loaded = loaded_by(file, [root] if is_module else [file.parent, root])
+    loaded = find_loaded(file, [root] if is_module else [file.parent, root])
     divides_batches = "tandem" in loaded.packages
     notes = _notes_on_secrets(config.words)
     if config.balance not in (None, OFF) and not divides_batches:
@@ -200,7 +200,7 @@ def build(config: Config) -> Program:
     # The words of CHECK: a file to compile, which a module is not, and PRECHECK; "" for none.
     check = ("-c", CHECK, "" if is_module else script_path, config.precheck or "")
     # launcher/node/supervisor.py reads the variable, and gives the rank as this option.
-    local_rank = declares(loaded.sources, LOCAL_RANK_OPTIONS)
+    local_rank = find_declared_option(loaded.sources, LOCAL_RANK_OPTIONS)
     return Program(
         # train for tools/train.py and for package.train
         name=name.rpartition(".")[2] if is_module else PurePosixPath(name).stem,

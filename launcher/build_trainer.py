@@ -36,20 +36,20 @@ def build(config: Config) -> Program:
     """Return the Program for these options. Raises UserError."""
     settings = read_settings(config)
     options = collect_trainer_options(config)
-    model = settings.model
-    folder, file = model_folder(model), settings.weights
+    model, weights = settings.model, settings.weights
+    folder = model_folder(model)
     files: list[SentFile] = []
-    if file and file.startswith(FETCHED_PREFIXES):
+    if weights and weights.startswith(FETCHED_PREFIXES):
         from launcher.plan import pretrained  # imports a client for HTTP, which few runs need
 
-        weights = pretrained.find_weights(settings)
-        files.append(SentFile("TANDEM_WEIGHTS", f"weights {file}", pretrained=weights))
-    elif file and (path := path_of("WEIGHTS", file)).is_file():
-        files.append(SentFile("TANDEM_WEIGHTS", f"weights {file}", path))
-    elif file and not Path(file).is_absolute():
+        named_weights = pretrained.find_weights(settings)
+        files.append(SentFile("TANDEM_WEIGHTS", f"weights {weights}", pretrained=named_weights))
+    elif weights and (path := path_of("WEIGHTS", weights)).is_file():
+        files.append(SentFile("TANDEM_WEIGHTS", f"weights {weights}", path))
+    elif weights and not Path(weights).is_absolute():
         # On other machines only a path from / leads anywhere.
         raise UserError(
-            f"WEIGHTS={file}: there is no such file on the control node: correct the path, or "
+            f"WEIGHTS={weights}: there is no such file on the control node: correct the path, or "
             "type an absolute path at which every machine has the file."
         )
     timm = None
@@ -91,12 +91,12 @@ def executed_options(config: Config) -> dict[str, str]:
     """Return the options that make a run execute or send something, by name, as they are typed.
     Raises UserError."""
     options = collect_trainer_options(config)
-    model, file = str(options["model"]), options.get("weights")
+    model, weights = str(options["model"]), options.get("weights")
     executed = {}
     if ":" in model and model != DEFAULT_MODEL:  # a function that the user named
         executed["model"] = as_typed("MODEL", model)
-    if file:
-        executed["weights"] = as_typed("WEIGHTS", file)
+    if weights:
+        executed["weights"] = as_typed("WEIGHTS", weights)
     return executed
 
 
@@ -130,6 +130,7 @@ def collect_trainer_options(config: Config) -> dict[str, Any]:
 def read_settings(config: Config) -> TrainerOptions:
     """Return every option of the trainer as its ranks will read it. Raises UserError."""
     # Some options are valid only with a folder to write to, which differs from machine to machine.
+    # Here any folder will do.
     options = {"output": ".", **collect_trainer_options(config)}
     for name in RESULTS:
         file = options.get(name)
@@ -187,13 +188,13 @@ def list_imports(model: str) -> tuple[str, ...]:
         return ()
     if model.startswith(TIMM):
         return ("timm",)
-    from launcher.plan.sources import loaded_by
+    from launcher.plan.sources import find_loaded
 
     # A model is path/file.py:function, or module:function of the checkout or of the environment.
     path, _, _ = model.rpartition(":")
     root = model_folder(model) or CHECKOUT
     file = root / (Path(path).name if is_path(model) else f"{path.replace('.', '/')}.py")
-    names = loaded_by(file, [root]).packages
+    names = find_loaded(file, [root]).packages
     names |= set() if is_path(model) or file.is_file() else {path.partition(".")[0]}
     return tuple(sorted(names - OUR_PACKAGES))
 

@@ -32,7 +32,7 @@ from launcher.outputs import (
 from launcher.plan.code import WORK
 from launcher.site import RunSite
 from launcher.terminal import waiting
-from launcher.watch.attempts import not_copied
+from launcher.watch.attempts import explain_uncopied_files
 
 SAFETENSORS = ".safetensors"  # holds only tensors: loading it runs no code
 ENDINGS = (".pt", ".pth", ".ckpt", ".tar", SAFETENSORS)
@@ -69,10 +69,11 @@ SYNC_STATE = re.compile(
     rb"\x80[\x02-\x05](\x95.{8})?\}(q\x00|\x94)?\((X.{4}|\x8c.)" + re.escape(ATTACHED.encode()),
     re.S,
 )
-MAX_TRIES, MAX_DEPTH = 50, 16  # checkpoints that are looked at; folders above a file
+# Limits for what a script may have written: checkpoints that are looked at, folders above a file.
+MAX_TRIES, MAX_DEPTH = 50, 16
 
 
-class Copy(NamedTuple):
+class FetchedFile(NamedTuple):
     """A copy of a checkpoint's file on the control node, and the machine that it came from."""
 
     host: str
@@ -81,8 +82,8 @@ class Copy(NamedTuple):
 
 
 def group_files(names: Iterable[str], outputs: tuple[str, ...]) -> dict[str, str]:
-    """Map each file that belongs to a checkpoint to the checkpoint: the outermost folder that is a
-    checkpoint, or the file by itself. `outputs`: the folders of OUTPUT."""
+    """Return {file: checkpoint} for the files that belong to a checkpoint. A checkpoint is the
+    outermost folder that looks like one, or a single file. `outputs`: the folders of OUTPUT."""
     paths = [PurePosixPath(name) for name in names]
     paths = [path for path in paths if len(path.parts) <= MAX_DEPTH]
     contents: dict[str, list[PurePosixPath]] = {}  # by folder; the paths begin in that folder
@@ -153,12 +154,12 @@ def hand_over_newest(
     with waiting(site.terminal, "looking for the newest checkpoint"):
         unusable = site.attempts.find_unusable_checkpoints(site.folder) if has_last else ()
         search = Search(site, outputs, unusable)
-    room = max(0, disk_free() - DISK_RESERVE)
+    free_bytes = max(0, disk_free() - DISK_RESERVE)
     try:
         with waiting(site.terminal, "sending the newest checkpoint to all machines"):
-            name = search.find_on_all() if from_self else search.copy_newest(room)
+            name = search.find_on_all() if from_self else search.copy_newest(free_bytes)
     except Unwritable as error:
-        raise UserError(not_copied(site.folder, error)) from None
+        raise UserError(explain_uncopied_files(site.folder, error)) from None
     if search.rejected and not has_last:
         raise UserError(
             f"{search.rejected[0]}: RESUME_ARGS has no {{last}}, so the script searches for "
@@ -196,15 +197,16 @@ class Search:
     {machine: {checkpoint: its files}}, the newest first. `other_files`: by machine, the files that
     belong to no checkpoint. `links`: {machine: {name: target}}. `sent`: files that came with the
     code. `rejected`: sentences on checkpoints that lack files or did not arrive.
-    `has_unlisted`: a machine did not list its files. `unfit`: checkpoints that are tried last."""
+    `has_unlisted`: a machine did not list its files. `unusable`: checkpoints from which earlier
+    attempts could not continue. `last_hosts`, `world_size`: of the last attempt."""
 
-    def __init__(self, site: RunSite, outputs: tuple[str, ...], unfit: Collection[str] = ()):
+    def __init__(self, site: RunSite, outputs: tuple[str, ...], unusable: Collection[str] = ()):
         self.nodes, self.folder, self.say = site.machines.nodes, site.folder, site.terminal.say
-        self.run_folders, self.unfit = site.folders, unfit
+        self.run_folders, self.unusable = site.folders, unusable
         # Before the first attempt, every machine counts as a machine of the last attempt.
-        attempt = (site.attempts.list or [{"ranks": {}, "nodes": site.folders}])[-1]
-        self.last_hosts = [*attempt["nodes"]]
-        self.world_size = sum(map(len, attempt["ranks"].values()))
+        last_attempt = (site.attempts.list or [{"ranks": {}, "nodes": site.folders}])[-1]
+        self.last_hosts = [*last_attempt["nodes"]]
+        self.world_size = sum(map(len, last_attempt["ranks"].values()))
         self.checkpoints: dict[str, dict[str, list[OutputFile]]] = {}
         self.other_files: dict[str, list[OutputFile]] = {}
         self.links: dict[str, dict[str, str]] = {}
@@ -247,20 +249,21 @@ class Search:
             self.checkpoints[host] = {name: groups[name] for name in names}
 
     def newest_first(self) -> list[str]:
-        """Merge the machines' names into one order. The first machine's order counts; a name that
-        it lacks comes before the names that are older on another machine of the last attempt."""
+        """Return up to MAX_TRIES names of checkpoints, merged from the orders of all machines. The
+        first machine's order counts; a name that it lacks comes before the names that are older on
+        another machine of the last attempt."""
         if not any(self.checkpoints.values()):
-            # Without any known ending, take the files that torch.save wrote.
+            # Without any known ending, the files that torch.save wrote become checkpoints.
             for host, files in self.other_files.items():
                 for file in files[:MAX_TRIES]:
-                    if TORCH_HEAD.match(self.read(host, file.name, TAIL_BYTES)):
+                    if TORCH_HEAD.match(self.read_piece(host, file.name, TAIL_BYTES)):
                         self.checkpoints[host][file.name] = [file]
         # [3, 1] and [4, 3, 2, 1] become [4, 3, 2, 1]: new names are inserted before the next name
         # that `order` already has.
         order: list[str] = []
         for host, names in self.checkpoints.items():
             position, new_names = 0, list[str]()
-            for name in [*names][: 10 * MAX_TRIES]:
+            for name in [*names][: 10 * MAX_TRIES]:  # each name is searched in the whole order
                 if name not in order:
                     new_names.append(name)
                 elif host in self.last_hosts:
@@ -268,8 +271,8 @@ class Search:
                     order[position:position] = new_names
                     position, new_names = position + len(new_names), []
             order += new_names
-        # Attempts from an unfit checkpoint failed before their first step, so `unfit` comes last.
-        return sorted(order, key=lambda name: name in self.unfit)[:MAX_TRIES]
+        # An attempt from an unusable checkpoint failed before its first step, so these come last.
+        return sorted(order, key=lambda name: name in self.unusable)[:MAX_TRIES]
 
     def find_on_all(self) -> str | None:
         """Return the newest checkpoint that every machine has saved itself; None if no machine has
@@ -277,7 +280,9 @@ class Search:
         for name in self.newest_first():
             if not self.has_unlisted and all(
                 name in checkpoints
-                and not self.missing(name, {file.name: host for file in checkpoints[name]}, ())
+                and not self.describe_missing_files(
+                    name, {file.name: host for file in checkpoints[name]}, ()
+                )
                 and all(self.is_intact(host, file) for file in checkpoints[name])
                 for host, checkpoints in self.checkpoints.items()
             ):
@@ -293,37 +298,42 @@ class Search:
             )
         return None
 
-    def copy_newest(self, room: int) -> str | None:
-        """Copy the newest complete checkpoint to all machines, or the next one if that does not
-        arrive on the control node. `room`: bytes. Returns its name, None if none arrived. Raises
-        UserError, Unwritable."""
+    def copy_newest(self, free_bytes: int) -> str | None:
+        """Copy the newest complete checkpoint to all machines. If it does not arrive on the control
+        node, whose disk has `free_bytes`, copy the next one. Returns the name of the checkpoint,
+        None if none arrived. Raises UserError, Unwritable."""
         names = self.newest_first()
         for position, name in enumerate(names):
             by_host = self.files_of(name)
             # A machine outside the last attempt may have older files under the same name.
             by_host = {h: by_host[h] for h in by_host if h in self.last_hosts} or by_host
             hosts = {file.name: host for host, files in by_host.items() for file in files}
-            if reason := self.missing(name, hosts, names[position + 1 :]):
+            if reason := self.describe_missing_files(name, hosts, names[position + 1 :]):
                 held_by = "; ".join(
                     f"{host} has {show_names([file.name for file in files])}"
                     for host, files in by_host.items()
                 )
                 self.reject(f"{show_names([name])} is not complete: {reason} ({held_by})")
-            elif self.copy_to_all(name, by_host, room):
+            elif self.copy_to_all(name, by_host, free_bytes):
                 return name
         return None
 
     def files_of(self, name: str) -> dict[str, list[OutputFile]]:
         """Return the files of a checkpoint, by machine."""
         return {
-            host: by_name[name] for host, by_name in self.checkpoints.items() if name in by_name
+            host: files_by_name[name]
+            for host, files_by_name in self.checkpoints.items()
+            if name in files_by_name
         }
 
     def reject(self, reason: str) -> None:
+        """Report why a checkpoint is not used, and remember the reason."""
         self.rejected.append(reason)
         self.say(reason)
 
-    def missing(self, name: str, hosts: Mapping[str, str], older: Iterable[str]) -> str | None:
+    def describe_missing_files(
+        self, name: str, hosts: Mapping[str, str], older: Iterable[str]
+    ) -> str | None:
         """Return a clause on what a checkpoint lacks; None if all of its files seem to exist.
         `hosts`: a machine for each of its files. `older`: checkpoints that were saved before it."""
         # A single file is judged by its contents (is_intact).
@@ -335,7 +345,7 @@ class Search:
             if file.endswith(".distcp") and f"{folder}/.metadata" not in hosts:
                 return f"{folder}/.metadata, which rank 0 writes last, is missing"
             if file == f"{folder}/.metadata":
-                metadata = self.read(host, file, MAX_HEADER_BYTES)
+                metadata = self.read_piece(host, file, MAX_HEADER_BYTES)
                 names = [name.decode() for name in DISTCP_NAME.findall(metadata)]
                 if missing := sorted({f"{folder}/{name}" for name in names} - {*hosts}):
                     return f"{show_names(missing)} is missing"
@@ -363,10 +373,10 @@ class Search:
             break
         return None
 
-    def copy_to_all(self, name: str, by_host: dict[str, list[OutputFile]], room: int) -> bool:
+    def copy_to_all(self, name: str, by_host: dict[str, list[OutputFile]], free_bytes: int) -> bool:
         """Copy a checkpoint to all machines. Each file is read once, from the first machine whose
         file is intact. Returns whether all machines have it. Raises UserError, Unwritable."""
-        sources: dict[str, dict[str, OutputFile]] = {}  # file -> machine -> its file
+        sources: dict[str, dict[str, OutputFile]] = {}  # {file: {machine: its file}}
         for host, files in by_host.items():
             for file in files:
                 sources.setdefault(file.name, {})[host] = file
@@ -378,26 +388,37 @@ class Search:
                     sources.setdefault(file.name, {host: file})
         # All files arrive here before any file is sent: no machine gets half of a checkpoint.
         with staging(self.folder) as scratch:
-            copies: dict[str, Copy] = {}
+            copies: dict[str, FetchedFile] = {}
             for number, (file_name, files_by_host) in enumerate(sources.items()):
                 path = scratch / str(number)
-                copy = self.fetch_intact(files_by_host, path, room, file_name == name)
+                copy = self.fetch_intact(files_by_host, path, free_bytes, file_name == name)
                 if isinstance(copy, str):
                     if copy:
                         self.reject(f"{show_names([name])} did not arrive: {copy}")
                     return False
-                copies[file_name], room = copy, room - copy.size
+                copies[file_name] = copy
+                free_bytes -= copy.size
             for host in self.run_folders:
-                self.give_files(host, name, copies)
+                for file_name, copy in copies.items():
+                    path, size = copy.path, copy.size
+                    if host == copy.host:
+                        continue
+                    # The pointer may have the checkpoint's path on the machine that wrote it.
+                    if file_name != name and POINTER_NAME.fullmatch(posixpath.basename(file_name)):
+                        text = self.translate_paths(os.fsdecode(path.read_bytes()), copy.host, host)
+                        path = path.with_name(f"{path.name}-for-{host}")
+                        size = path.write_bytes(os.fsencode(text))
+                    write_file(self.nodes[host], path, size, self.work_folder(host), file_name)
                 for source in by_host:
                     self.copy_links(name, source, host)
         return True
 
     def fetch_intact(
-        self, files_by_host: dict[str, OutputFile], path: Path, room: int, is_single: bool
-    ) -> Copy | str:
-        """Copy a file from the first machine whose file is intact. Returns the reason if it did not
-        arrive; "" if no machine's file is intact, which is_intact has reported."""
+        self, files_by_host: dict[str, OutputFile], path: Path, free_bytes: int, is_single: bool
+    ) -> FetchedFile | str:
+        """Copy a file from the first machine whose file is intact; `path` with the machine's name
+        is the copy's path. Returns the reason if the file did not arrive; "" if no machine's file
+        is intact, which is_intact has reported."""
         reason = ""
         for host, file in files_by_host.items():
             if not self.is_intact(host, file, is_single):
@@ -405,27 +426,13 @@ class Search:
             target = path.with_name(f"{path.name}-{host}")
             try:
                 folder = self.work_folder(host)
-                size = receive_file(self.nodes[host], folder, file.name, target, room)
+                size = receive_file(self.nodes[host], folder, file.name, target, free_bytes)
             except NotCopied as error:
                 size, reason = None, str(error)
-            if size is not None and size <= room:
-                return Copy(host, size, target)
+            if size is not None and size <= free_bytes:
+                return FetchedFile(host, size, target)
             reason = reason or "it is gone, or the control node's disk is full"
         return reason
-
-    def give_files(self, host: str, name: str, copies: Mapping[str, Copy]) -> None:
-        """Write a checkpoint's files to a machine, except those that came from it. Raises
-        UserError."""
-        for file_name, copy in copies.items():
-            path, size = copy.path, copy.size
-            if host == copy.host:
-                continue
-            if POINTER_NAME.fullmatch(posixpath.basename(file_name)) and file_name != name:
-                # The pointer may have the checkpoint's path on the machine that wrote the pointer.
-                text = self.translate_paths(os.fsdecode(path.read_bytes()), copy.host, host)
-                path = path.with_name(f"{path.name}-for-{host}")
-                size = path.write_bytes(os.fsencode(text))
-            write_file(self.nodes[host], path, size, self.work_folder(host), file_name)
 
     def copy_links(self, name: str, source: str, host: str) -> None:
         """Make on `host` the links to a checkpoint, such as last.ckpt -> step-5.ckpt, that its
@@ -454,7 +461,7 @@ class Search:
         """Return the folder on a machine to which the names of its files belong."""
         return f"{self.run_folders[host]}/{WORK}/{host}"
 
-    def read(self, host: str, name: str, max_bytes: int, begin: int = 0) -> bytes:
+    def read_piece(self, host: str, name: str, max_bytes: int, begin: int = 0) -> bytes:
         """Return a piece of a machine's file; b"" if it does not arrive. Raises Unwritable."""
         with staging(self.folder) as scratch:
             path = scratch / "piece"
@@ -468,7 +475,7 @@ class Search:
     def is_intact(self, host: str, file: OutputFile, is_single: bool = True) -> bool:
         """Return whether an attempt can continue from a file, as far as its two ends show.
         `is_single`: the file is the whole checkpoint. Raises Unwritable."""
-        head = self.read(host, file.name, HEAD_BYTES)
+        head = self.read_piece(host, file.name, HEAD_BYTES)
         # The state of a rank's tandem.sync has no weights, so by itself it is no checkpoint.
         if SYNC_STATE.search(head):
             return not is_single
@@ -477,7 +484,7 @@ class Search:
             problem = "it is empty, or gone"
         # A zip ends with its directory, which torch.save writes last.
         elif head.startswith(ZIP_HEAD):
-            tail = self.read(host, file.name, TAIL_BYTES, max(0, file.size - TAIL_BYTES))
+            tail = self.read_piece(host, file.name, TAIL_BYTES, max(0, file.size - TAIL_BYTES))
             problem = None if ZIP_DIRECTORY_END in tail else "its end is missing"
         # A .safetensors has 8 bytes with the size of its header, the header, and the tensors.
         elif file.name.endswith(SAFETENSORS):
@@ -486,7 +493,7 @@ class Search:
                 problem = "its header is damaged"
             else:
                 has_header = size <= HEAD_BYTES - 8
-                header = head[8:] if has_header else self.read(host, file.name, size, 8)
+                header = head[8:] if has_header else self.read_piece(host, file.name, size, 8)
                 ends = map(int, DATA_OFFSETS.findall(header[:size]))
                 is_whole = 8 + size + max(ends, default=0) <= file.size
                 problem = None if is_whole else "its end is missing"

@@ -50,7 +50,7 @@ def plan(typed: Typed) -> int:
         words += [f"--{key}={typed[key]}" for key in ("model", "nodes") if key in typed]
         options = collect_trainer_options(make_config({"data": "", "args": typed.get("args", [])}))
         words += [f"--optimizer={options['optimizer']}"] if "optimizer" in options else []
-        return measure.show(measure.run_report_plan(words), terminal.Terminal())
+        return measure.show_report(measure.run_report_plan(words), terminal.Terminal())
     # These options are about the prediction: a measurement trains each machine alone, with no link.
     typed = {key: value for key, value in typed.items() if key not in ("sync", "run", "link")}
     config = new_config(typed)
@@ -127,7 +127,7 @@ def run_verb(verb: str, typed: Typed, argv: list[str]) -> int:
         "status": lambda: status.status(run_name or verbs.LATEST, typed.get("json", False)),
         "attach": lambda: control.attach(run_name or verbs.LATEST),
         "stop": lambda: control.stop(run_name or verbs.LATEST),
-        "runs": control.runs,
+        "runs": control.list_runs,
     }[verb]()
 
 

@@ -1,7 +1,7 @@
 """Carries out the commands for runs that are under way, or over: runs, stop, attach, and --detach.
 
-A run's launcher is the process that holds the lock on controller.pid; controller.log has what it
-printed. There is no other state that could be stale.
+A run's launcher is the process that holds the lock on controller.pid (folders.lock);
+controller.log has what it printed. There is no other state that could be stale.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from launcher.notify import top1
 from report.files import open_record, read_object
 
 LOOK_SECONDS = 0.2  # between two looks at a log that has no new lines
-MAX_LINE, LINES_AT_ONCE = 1 << 16, 1000  # characters; lines
+MAX_LINE = 1 << 16  # characters; another user's file may have a line of any length
+LINES_AT_ONCE = 1000  # that are printed together
 
 
 def launcher_pid(folder: Path) -> int | None:
@@ -38,10 +39,10 @@ def launcher_pid(folder: Path) -> int | None:
     with contextlib.suppress(OSError), open_record(folder / "controller.pid") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            # The file has a line such as `4711 pc1 834512` (folders.lock). By now another process
-            # may have the pid, so its start time has to agree. The start time of a process on
-            # another PC cannot be read here: the lock is proof enough.
+        except OSError:  # another process holds the lock
+            # The file has a line such as `4711 pc1 834512`. By now another process may have the
+            # pid, so its start time has to agree. The start time of a process on another PC cannot
+            # be read here: the lock is proof enough.
             match = re.fullmatch(r"([0-9]{1,9}) (\S+) (\S+)\n", file.read(MAX_LINE))
             if match:
                 pid, host, start = match.groups()
@@ -50,20 +51,21 @@ def launcher_pid(folder: Path) -> int | None:
     return None
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_document(path: Path) -> dict[str, Any]:
     """Read a JSON object; an empty one if it is missing or broken."""
     return read_object(path, [])
 
 
-def state(folder: Path) -> str:
-    """Return running, finished, failed, stopped, or abandoned (its launcher died)."""
+def read_state(folder: Path) -> str:
+    """Return the run's state: running, finished, failed, stopped, or abandoned (its launcher
+    died)."""
     if launcher_pid(folder):
         return "running"
-    status = read(folder / "attempts.json").get("status")
+    status = read_document(folder / "attempts.json").get("status")
     return str(status) if status in ("finished", "failed", "stopped") else "abandoned"
 
 
-def runs() -> int:
+def list_runs() -> int:
     """Print all runs, the newest first. Returns the exit code."""
     run_folders = folders.newest_first()
     if not run_folders:
@@ -74,12 +76,12 @@ def runs() -> int:
         # A damaged plan.json must not hide the other runs.
         nodes = "?"
         with contextlib.suppress(KeyError, TypeError):
-            nodes = str(len(read(folder / "plan.json")["nodes"]))
-        say(f"{folder.name:<38} {state(folder):<10} {nodes:>5} {top1(folder):>8}")
+            nodes = str(len(read_document(folder / "plan.json")["nodes"]))
+        print_clean(f"{folder.name:<38} {read_state(folder):<10} {nodes:>5} {top1(folder):>8}")
     return 0
 
 
-def say(text: str) -> None:
+def print_clean(text: str) -> None:
     """Print text from a run's files, without what a terminal would obey: they may be another
     user's."""
     print(clean(text))
@@ -91,7 +93,7 @@ def stop(name: str) -> int:
     folder = folders.find(name)
     pid = launcher_pid(folder)
     if pid is None:
-        raise UserError(f"run {folder.name} is not running; its state is `{state(folder)}`.")
+        raise UserError(f"run {folder.name} is not running; its state is `{read_state(folder)}`.")
     # runs/ may be on a file share, and the launcher on another PC.
     with open_record(folder / "controller.pid") as file:
         words = file.read(MAX_LINE).split()  # 4711, pc1, 834512
@@ -111,11 +113,12 @@ def stop(name: str) -> int:
     size = log.stat().st_size if log.exists() else 0
     os.kill(pid, signal.SIGTERM)
     follow(folder, size)
-    return 0 if state(folder) in ("stopped", "finished") else 1
+    return 0 if read_state(folder) in ("stopped", "finished") else 1
 
 
 def attach(name: str) -> int:
-    """Show all that a run has printed, then follow it to its end. Ctrl-C ends only the view."""
+    """Show all that a run has printed, then follow it to its end. Ctrl-C ends only the view.
+    Returns the exit code. Raises UserError."""
     folder = folders.find(name)
     try:
         follow(folder, 0)
@@ -131,37 +134,38 @@ def attach(name: str) -> int:
 def follow(folder: Path, begin: int) -> None:
     """Show controller.log from byte `begin` while the run's launcher lives. Raises UserError."""
     log = folder / "controller.log"
+    # A full log was renamed, and a new file continues it.
     for path in background.older_files(log) if begin == 0 else []:
         if path.exists():
-            with _open_log(path) as file:
-                while _show(file):
+            with _open_log(path) as older_file:
+                while _show_lines(older_file):
                     pass
     with contextlib.ExitStack() as stack:
-        text: TextIO | None = None
+        file: TextIO | None = None
         while True:
             # This is asked before reading, so that a launcher's last lines are shown, too.
             is_alive = launcher_pid(folder) is not None
-            if text is None and log.exists():
-                text = stack.enter_context(_open_log(log))
-                text.buffer.seek(begin)
-            if text and _show(text):
+            if file is None and log.exists():
+                file = stack.enter_context(_open_log(log))
+                file.buffer.seek(begin)
+            if file and _show_lines(file):
                 continue
             is_rotated = False  # the log's name now belongs to another file; for a moment to none
             with contextlib.suppress(FileNotFoundError):
-                is_rotated = text is not None and not os.path.samestat(
-                    os.fstat(text.fileno()), log.stat()
+                is_rotated = file is not None and not os.path.samestat(
+                    os.fstat(file.fileno()), log.stat()
                 )
             if is_rotated:
-                text, begin = None, 0
+                file, begin = None, 0
             elif not is_alive:
                 return
             else:
                 time.sleep(LOOK_SECONDS)
 
 
-def _show(text: TextIO) -> bool:
-    """Print the new lines, which were written whole. Returns whether there were any."""
-    lines = list(islice(iter(lambda: text.readline(MAX_LINE), ""), LINES_AT_ONCE))
+def _show_lines(file: TextIO) -> bool:
+    """Print the next lines, which were written whole. Returns whether there were any."""
+    lines = list(islice(iter(lambda: file.readline(MAX_LINE), ""), LINES_AT_ONCE))
     print(clean("".join(lines)), end="", flush=True)
     return bool(lines)
 

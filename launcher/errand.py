@@ -18,7 +18,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.sending import deliveries
 from launcher.problems import BUSY_REMEDY
 from launcher.terminal import Stopper, Terminal, waiting
-from launcher.watch.attempts import Attempts, leftovers, write_json
+from launcher.watch.attempts import Attempts, describe_leftovers, write_json
 from launcher.watch.failures import READ_BELOW, explain_failure
 from launcher.watch.guards import deliver
 from launcher.watch.lines import RunLogs
@@ -61,7 +61,7 @@ def perform_errand(
         shutil.rmtree(folder, ignore_errors=True)
     if cause is not None and cause.source == "busy":
         raise Busy(f"{cause.host}: {cause.message}: {BUSY_REMEDY}.")
-    terminal.say(*leftovers(outcome))
+    terminal.say(*describe_leftovers(outcome))
     terminal.drain()
     if cause is None:
         raise UserError(f"stopped before it could be {purpose}.")

@@ -20,7 +20,7 @@ from launcher.participants import Waiter
 from launcher.plan.checks import check_machines, make_plan, new_id
 from launcher.run import in_turn, read_begun_options
 from launcher.terminal import Terminal, remember_inventory
-from launcher.watch.attempts import lines_of, not_copied
+from launcher.watch.attempts import explain_uncopied_files, read_run_lines
 
 FOLDER, FILE = "evaluated", "evaluation.json"  # in the folder of the run
 # Options of a training run that an evaluation does not have, or sets itself.
@@ -35,8 +35,7 @@ def evaluate(name: str, typed: dict[str, Any]) -> int:
     if began.script:
         raise UserError(f"run {run.name} is of a script: only the script can evaluate its model.")
     # The ranks' first lines have the image size of the training; 0 if their records are missing.
-    paths = run.glob("nodes/*/rank*.steps.jsonl")
-    image_size = next((line.image_size for path in paths for line in lines_of(path, Start)), 0)
+    image_size = next((line.image_size for line in read_run_lines(run, Start)), 0)
     # The model is evaluated as it was trained. All options are written out, with an empty recipe,
     # because the recipe for the new images may have other options.
     settings = build_trainer.read_settings(began)
@@ -67,7 +66,8 @@ def evaluate(name: str, typed: dict[str, Any]) -> int:
 def model_file(run: Path) -> Path:
     """Return the file of the run's best model if it is here, else of its newest one. Raises
     UserError."""
-    # A run that ended before its first evaluation has no best.pt.
+    # A run that ended before its first evaluation has no best.pt. Names such as step-00001200.pt
+    # sort by their steps.
     for pattern in ("best.pt", "step-*.pt"):
         files = run.glob(f"checkpoints/*/{pattern}")
         if newest := max(files, key=lambda file: (file.name, file.stat().st_mtime), default=None):
@@ -84,16 +84,18 @@ def evaluate_once(run: Path, config: Config, terminal: Terminal, waiter: Waiter)
     # The figures are about the run's model, so its folder has them.
     folder = folders.make_folder(run / FOLDER, new_id(ready))
     try:
-        plan = make_plan(ready, ready.machines, run=folder.name, bar=terminal.columns)
+        plan = make_plan(ready, ready.machines, run=folder.name, columns=terminal.columns)
         text = f"evaluating {relative(model_file(run))}"
         perform_errand(folder, plan, ready.machines, terminal, text, "evaluated", shows_lines=True)
         outputs = {node.host: node.output for node in plan.nodes}
         names, host = [*ready.program.results], plan.nodes[0].host
-        lines, is_whole = collect.fetch_results(ready.machines.nodes, outputs, host, names, folder)
+        lines, is_complete = collect.fetch_results(
+            ready.machines.nodes, outputs, host, names, folder
+        )
     except collect.Unwritable as error:
-        raise UserError(not_copied(folder, error)) from None
+        raise UserError(explain_uncopied_files(folder, error)) from None
     finally:
         ready.machines.close()
-    if not is_whole:
+    if not is_complete:
         raise UserError(*lines)
     return folder / RESULTS_FOLDER / FILE

@@ -28,18 +28,20 @@ from launcher.machines import inventory, ssh
 from launcher.machines.ssh import Packets, load_known_hosts
 from launcher.terminal import Terminal, waiting
 
-PORT, THREADS = 22, 64
+PORT = 22
+THREADS = 64  # addresses that are asked at the same time
 MIN_PREFIX = 22  # of NET=: a /22 has 1,024 addresses
-SECONDS = 2.0  # until an address has answered
+CONNECT_SECONDS = 2.0  # until an address has answered
 KEY_SECONDS = 10.0  # until a server has shown its key, for which it computes
 BANNER_BYTES = 255  # by RFC 4253
 ADDRESS = r"ansible_host=(\S+)"
-NAME = re.compile("[a-z][a-z0-9-]{0,62}")
+NAME = re.compile("[a-z][a-z0-9-]{0,62}")  # of a machine
 
 
 @dataclass(frozen=True)
 class Server:
-    """An ssh server. `key`: the key of its host, None if it showed none in time."""
+    """An ssh server. `program`: from its banner, such as OpenSSH_9.6. `key`: the key of its host,
+    None if it showed none in time."""
 
     address: IPv4Address
     program: str
@@ -84,14 +86,13 @@ def local_interfaces() -> list[IPv4Interface]:
 def ask_address(address: IPv4Address) -> Server | None:
     """Return the ssh server at an address; None if no ssh server answers."""
     try:
-        connection = socket.create_connection((str(address), PORT), SECONDS)
+        connection = socket.create_connection((str(address), PORT), CONNECT_SECONDS)
     except OSError:
         return None
     with connection:
+        # Anything may listen at an address: paramiko reads on only after a short and valid banner.
         try:
-            banner = connection.recv(
-                BANNER_BYTES, socket.MSG_PEEK
-            )  # bounded before paramiko reads it
+            banner = connection.recv(BANNER_BYTES, socket.MSG_PEEK)
         except OSError:
             return None
         match = re.match(rb"SSH-[0-9.]+-([^\r\n]*)\r?\n", banner)
@@ -114,9 +115,8 @@ def ask_address(address: IPv4Address) -> Server | None:
 def propose_line(server: Server, used_names: Collection[str]) -> tuple[str, str]:
     """Return a name for a machine, and its line for the inventory. If known_hosts does not confirm
     the machine's key, the line is a comment: a machine of the inventory gets code and data."""
-    lines = [
-        line for line in load_known_hosts(ssh.KNOWN_HOSTS) if line.entry.key.asbytes() == server.key
-    ]
+    known_lines = load_known_hosts(ssh.KNOWN_HOSTS)
+    lines = [line for line in known_lines if line.entry.key.asbytes() == server.key]
     is_known = bool(lines) and not any(line.is_revoked for line in lines)
     # known_hosts may have only a hash of the name. A machine without a usable name is called by its
     # address: pc7 for 192.168.1.7.
@@ -135,7 +135,7 @@ def propose_line(server: Server, used_names: Collection[str]) -> tuple[str, str]
 def add_lines(text: str, lines: list[str], path: Path) -> str:
     """Return the inventory with more lines at the end of its group `cluster`. Raises UserError."""
     rows = text.removesuffix("\n").split("\n")
-    heads = [index for index, line in enumerate(rows) if line.startswith("[")]
+    heads = [index for index, line in enumerate(rows) if line.startswith("[")]  # begin a group
     start = next((index for index in heads if rows[index].strip() == "[cluster]"), None)
     if start is None:
         raise UserError(
@@ -153,9 +153,9 @@ def find(net: str | None, file: str, write: bool) -> int:
     `write` is set. Returns the exit code. Raises UserError."""
     interfaces, terminal, path = local_interfaces(), Terminal(), Path(file)
     addresses = [*read_network(net, interfaces).hosts()]
-    listed: dict[str, str] = {}  # names by address
+    listed_names: dict[str, str] = {}  # by address
     try:
-        listed = {host.address: host.name for host in inventory.load(path)}
+        listed_names = {host.address: host.name for host in inventory.load(path)}
     except UserError:  # an inventory may have no machine yet
         if not path.is_file():
             raise
@@ -163,18 +163,18 @@ def find(net: str | None, file: str, write: bool) -> int:
     with waiting(terminal, text), ThreadPoolExecutor(max_workers=THREADS) as pool:
         servers = [server for server in pool.map(ask_address, addresses) if server]
     # Names in an inventory are unique, so a name that is proposed is used from then on.
-    lines, used_names = [], set(listed.values())
+    lines, used_names = [], set(listed_names.values())
     for server in servers:
-        if listed_name := listed.get(str(server.address)):
+        if listed_name := listed_names.get(str(server.address)):
             terminal.say(f"{listed_name} of {file} answers at {server.address}")
             continue
         name, line = propose_line(server, used_names)
-        is_this = any(interface.ip == server.address for interface in interfaces)
-        lines.append(f"{line} (this machine)" if is_this else line)
+        is_this_machine = any(interface.ip == server.address for interface in interfaces)
+        lines.append(f"{line} (this machine)" if is_this_machine else line)
         used_names.add(name)
     terminal.drain()
     for line in lines:
-        control.say(line)
+        control.print_clean(line)
     hint = "you may change the names"
     if any(line.startswith("#") for line in lines):
         hint = f"delete the # before each PC that is yours; {hint}"

@@ -44,7 +44,7 @@ def find(name: str) -> Path:
 
 
 def newest_first() -> list[Path]:
-    """Return the folders of all runs."""
+    """Return the folders of all runs, the newest first: a name begins with the time of its run."""
     return sorted((path.parent for path in RUNS.glob("*Z-*/plan.json")), reverse=True)
 
 
@@ -110,6 +110,7 @@ def disk_free() -> int:
 
 
 def point_latest(folder: Path) -> None:
+    """Let runs/latest point to a run. Raises UserError."""
     # A link cannot be changed, but a new link can take its place at once: readers always find one.
     fresh, latest = RUNS / f".latest.{os.getpid()}", RUNS / "latest"
     with writing(latest):
@@ -130,8 +131,9 @@ def remove_folder(folder: Path, previous: Path) -> None:
 
 
 def lock(folder: Path) -> TextIO:
-    """Make this process the run's only launcher. The kernel releases the lock when the process
-    ends, so it is never stale. Raises UserError if another process holds it."""
+    """Make this process the run's only launcher. Returns the open file with the lock. The kernel
+    releases the lock when the process ends, so it is never stale. Raises UserError if another
+    process holds it."""
     # A line such as `4711 pc1 834512`: the pid, the PC, and the start time in clock ticks.
     path = folder / "controller.pid"
     with writing(path):
@@ -154,4 +156,5 @@ def lock(folder: Path) -> TextIO:
 
 
 def relative(path: Path) -> Path:
+    """Return a path below the checkout relative to the checkout, another path unchanged."""
     return path.relative_to(CHECKOUT) if path.is_relative_to(CHECKOUT) else path

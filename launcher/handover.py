@@ -18,7 +18,7 @@ from launcher.plan.plan import Plan
 from launcher.program import LAST
 from launcher.site import RunSite, folders_of
 from launcher.terminal import waiting
-from launcher.watch.attempts import not_copied
+from launcher.watch.attempts import explain_uncopied_files
 
 
 def find_checkpoint(site: RunSite) -> str | None:
@@ -67,7 +67,7 @@ def place_checkpoints(site: RunSite, plan: Plan) -> None:
             run_folders = folders_of(machines, site.folder.name)
             collect.pass_on_newest(machines.nodes, run_folders, site.folder, give)
         except collect.Unwritable as error:
-            raise UserError(not_copied(site.folder, error)) from None
+            raise UserError(explain_uncopied_files(site.folder, error)) from None
         finally:
             machines.close()
 

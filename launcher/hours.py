@@ -48,15 +48,16 @@ def show_time(unix: int) -> str:
     return day.strftime("%H:%M" if is_today else "%H:%M on %A")
 
 
-def wait(at: int | None, terminal: Terminal) -> bool:
+def wait_until(begin_unix: int | None, terminal: Terminal) -> bool:
     """Wait until that time. Returns False if the time is past, or None."""
-    if at is None or time.time() >= at:
+    if begin_unix is None or time.time() >= begin_unix:
         return False
-    duration = timedelta(seconds=round(at - time.time()))
-    terminal.say(f"waits until {show_time(at)} ({duration} from now): Ctrl-C cancels it")
-    terminal.result(waits=f"until {show_time(at)}")
-    with awake(f"a run begins at {show_time(at)}", terminal):
-        while (missing := at - time.time()) > 0:
+    begin = show_time(begin_unix)
+    duration = timedelta(seconds=round(begin_unix - time.time()))
+    terminal.say(f"waits until {begin} ({duration} from now): Ctrl-C cancels it")
+    terminal.result(waits=f"until {begin}")
+    with keep_awake(f"a run begins at {begin}", terminal):
+        while (missing := begin_unix - time.time()) > 0:
             time.sleep(min(LOOK_SECONDS, missing))
     return True
 
@@ -79,12 +80,12 @@ def end_at(until: int | None, terminal: Terminal) -> Iterator[None]:
                 return
 
     terminal.say(f"the run ends at {show_time(until)} at the latest, and can be resumed later")
-    with awake(f"a run lasts until {show_time(until)}", terminal), in_thread("until", watch):
+    with keep_awake(f"a run lasts until {show_time(until)}", terminal), in_thread("until", watch):
         yield
 
 
 @contextlib.contextmanager
-def awake(reason: str, terminal: Terminal) -> Iterator[None]:
+def keep_awake(reason: str, terminal: Terminal) -> Iterator[None]:
     """Keep the control node from suspending automatically while the body runs, by systemd-logind,
     or report that it may suspend. A user may still close the lid or choose suspend."""
     program = shutil.which("systemd-inhibit")

@@ -74,7 +74,7 @@ def find_problems(machines: OpenMachines, needs: Needs, control: ControlFacts) -
     if not any(entry.blocks is ALWAYS for entry in findings):
         try:
             # Called for its error only; the ranks choose the precision again.
-            devices.precision(program, machines, needs.decided.get("precision"))
+            devices.choose_precision(program, machines, needs.decided.get("precision"))
         except UserError as error:
             texts = map(in_words_of_make, error.problems)
             findings += [problem("precision", reason=text) for text in texts]

@@ -30,7 +30,7 @@ from launcher.machines.inventory import CHECKOUT
 from launcher.notify import Notify, read_facts
 from launcher.participants import Moment, Participants, Waiter
 from launcher.plan.checks import ReadyRun, make_plan, new_id
-from launcher.plan.files import MOST_BYTES
+from launcher.plan.files import MAX_BYTES
 from launcher.plan.plan import Plan
 from launcher.plan.sending import deliveries, explain_missing_file
 from launcher.precheck import CheckFailed, run_check
@@ -42,12 +42,12 @@ from launcher.watch import failures
 from launcher.watch.attempts import (
     Attempts,
     Outcome,
-    cannot_go_on,
-    describe,
-    exit_code,
-    how_to_resume,
-    leftovers,
-    not_copied,
+    choose_exit_code,
+    describe_cause,
+    describe_leftovers,
+    explain_how_to_resume,
+    explain_missing_resume_args,
+    explain_uncopied_files,
     write_json,
 )
 from launcher.watch.failures import Failure, Restart
@@ -55,14 +55,14 @@ from launcher.watch.guards import deliver, lay_out, start_guards
 from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Watch
 
-LARGEST_DIVISOR = 64  # see Limits.divisor
+LARGEST_DIVISOR = 64  # up to which Limits.divisor doubles
 
 
 @dataclass(frozen=True)
 class Run:
     """The facts of a run from its first attempt to its report; only `attempts` changes. `lock`
-    keeps other launchers away. `status_before`, `count_before`: the status of a resumed run, and
-    its number of attempts, before it was resumed."""
+    keeps other launchers away. `status_before`, `count_before`: the run's status and its number of
+    attempts before this process took control; "running" and 0 for a new run."""
 
     folder: Path
     ready: ReadyRun
@@ -78,6 +78,7 @@ class Run:
         return self.ready.participants
 
     def site(self, machines: OpenMachines, needs: Needs) -> RunSite:
+        """Return what handover.py needs of the run, with these connections."""
         hosts = self.participants.hosts
         return RunSite(self.folder, needs, hosts, machines, self.attempts, self.terminal)
 
@@ -91,6 +92,7 @@ class Limits:
     divisor: int = 1
 
     def environment(self) -> dict[str, str]:
+        """Return the variables by which the ranks know these limits."""
         return {"TANDEM_MICRO_BATCH_DIVISOR": str(self.divisor)} if self.divisor > 1 else {}
 
 
@@ -116,7 +118,7 @@ def start_run(ready: ReadyRun, terminal: Terminal, waiter: Waiter, name: str = "
     folder, previous_latest = None, (folders.RUNS / "latest").resolve()
     try:
         folder = folders.make_folder(folders.RUNS, name or new_id(ready))
-        plan = make_plan(ready, ready.machines, run=folder.name, bar=terminal.columns)
+        plan = make_plan(ready, ready.machines, run=folder.name, columns=terminal.columns)
         with folders.writing(folder / "plan.json"):
             # The plan holds the diff of the checkout and each machine's run_env, which are private.
             document = plan.document()
@@ -150,8 +152,8 @@ def resume_run(folder: Path, ready: ReadyRun, terminal: Terminal, waiter: Waiter
             checkpoint=checkpoint,
             run=folder.name,
             attempt=number,
-            used_ports=run.attempts.ports,
-            bar=terminal.columns,
+            used_ports=run.attempts.used_ports,
+            columns=terminal.columns,
         )
         waiter.waited = ""  # from here on the run sends its own notifications
         return run_to_end(run, plan, "resumed by hand", checkpoint)
@@ -179,13 +181,13 @@ def run_to_end(run: Run, plan: Plan, reason: str, checkpoint: str | None = None)
     needs = dataclasses.replace(run.ready.needs, run=plan.run)
     limits, machines = Limits(run.ready.config.max_restarts), run.ready.machines
     # `checkpoint` is "" if the program finds its checkpoint itself (handover.find_checkpoint).
-    first = PlannedAttempt(plan, needs, machines, reason, limits, checkpoint or None)
+    first_attempt = PlannedAttempt(plan, needs, machines, reason, limits, checkpoint or None)
     try:
         # From here on the terminal's lines are kept: `make attach` may come at any time.
         run.terminal.open_log(run.folder / "controller.log")
         folders.point_latest(run.folder)
-        outcome, connected = run_attempts(run, first)
-        is_whole = finish(run, outcome, connected)
+        outcome, connected = run_attempts(run, first_attempt)
+        is_complete = finish_run(run, outcome, connected)
     except UserError as error:
         # After Busy nothing has failed: with QUEUE=1 the launcher waits and starts the run again.
         if not isinstance(error, Busy):
@@ -194,7 +196,7 @@ def run_to_end(run: Run, plan: Plan, reason: str, checkpoint: str | None = None)
     # attempts.json has the cause in words, with the remedy that suits this run.
     cause = run.attempts.list[-1]["first_cause"] if outcome.cause else None
     run.notify.send(read_facts(run.folder, outcome.status, cause and cause["message"]))
-    return exit_code(outcome, is_whole)
+    return choose_exit_code(outcome, is_complete)
 
 
 # ---- attempts ----
@@ -214,12 +216,13 @@ def run_attempts(run: Run, attempt: PlannedAttempt) -> tuple[Outcome, OpenMachin
             except UserError as error:
                 # A later attempt that could not begin leaves the checkpoints of the earlier ones,
                 # which are worth copying.
-                if attempt.plan.attempt == 1 or stopper.asked:
+                if attempt.plan.attempt == 1 or stopper.stop_requests:
                     run.attempts.close("failed")
                     attempt.machines.close()
                     raise
                 run.terminal.say(*error.problems)
-                return Outcome("failed", None, 0.0, [], {}), attempt.machines
+                failed = Outcome("failed", cause=None, wall_seconds=0.0, lost_hosts=[], exits={})
+                return failed, attempt.machines
             cause = outcome.cause
             # If another launcher took a machine after the machine had answered, this run has not
             # begun.
@@ -228,12 +231,12 @@ def run_attempts(run: Run, attempt: PlannedAttempt) -> tuple[Outcome, OpenMachin
                 run.attempts.close(run.status_before)
                 raise Busy(f"{cause.host}: {cause.message}: {BUSY_REMEDY}.")
             if cause is not None:
-                run.terminal.say(*describe(run.attempts.list[-1]["first_cause"]))
+                run.terminal.say(*describe_cause(run.attempts.list[-1]["first_cause"]))
             if outcome.status != "finished":
-                run.terminal.say(*outcome.silent_ranks, *leftovers(outcome))
+                run.terminal.say(*outcome.silent_ranks, *describe_leftovers(outcome))
             can_resume = run.ready.program.resume is not None
             decision = decide_restart(outcome, attempt.limits, can_resume)
-            if decision is None or stopper.asked:
+            if decision is None or stopper.stop_requests:
                 return outcome, attempt.machines
             limits, reason = decision
             run.terminal.say(f"starting again: {reason}")
@@ -268,11 +271,13 @@ def perform_attempt(run: Run, attempt: PlannedAttempt, stopper: Stopper) -> Outc
         with run.participants.training(machines, attempt.needs):
             outcome = watch_guards(plan, machines, logs, stopper, run.participants)
     except MachineError as error:
-        if plan.attempt == 1 or stopper.asked:
+        if plan.attempt == 1 or stopper.stop_requests:
             raise
         message = " ".join(error.problems)
         failure = Failure(host=error.hosts[0], source="gone", order=0, message=message)
-        outcome = Outcome("failed", failure, 0.0, error.hosts, {})
+        outcome = Outcome(
+            "failed", cause=failure, wall_seconds=0.0, lost_hosts=error.hosts, exits={}
+        )
         if run.attempts.list[-1]["attempt"] != plan.attempt:  # it failed before `begin` above
             run.attempts.begin(plan, attempt.reason, time.time())
     else:
@@ -310,8 +315,8 @@ def decide_restart(
 ) -> tuple[Limits, str] | None:
     """Return the limits of the next attempt and its reason; None if the run is over."""
     # The attempt saved and ended because the machines change, which is no failure.
-    if outcome.regroup and can_resume:
-        return limits, outcome.regroup
+    if outcome.regroup_reason and can_resume:
+        return limits, outcome.regroup_reason
     cause = outcome.cause
     if outcome.status != "failed" or cause is None:
         return None
@@ -349,8 +354,8 @@ def plan_next_attempt(
             checkpoint=checkpoint,
             run=previous.plan.run,
             attempt=previous.plan.attempt + 1,
-            used_ports=run.attempts.ports,
-            bar=terminal.columns,
+            used_ports=run.attempts.used_ports,
+            columns=terminal.columns,
             extra_env=limits.environment(),
         )
     except BaseException:
@@ -362,26 +367,37 @@ def plan_next_attempt(
 # ---- copy the files and report ----
 
 
-def finish(run: Run, outcome: Outcome, machines: OpenMachines | None) -> bool:
+def finish_run(run: Run, outcome: Outcome, machines: OpenMachines | None) -> bool:
     """Close the run, copy its files to the control node, and report. Returns whether the control
     node has all files that it should."""
-    # A resumed run that did no work, or whose program refused its input, keeps its old status.
-    # (A new run has the status_before "running".)
-    attempts = run.attempts.list[run.count_before :]
+    # A resumed run that did no work, or whose program refused its input, keeps its old status. The
+    # old status "running" is that of a new run, or of a run whose launcher died.
+    new_attempts = run.attempts.list[run.count_before :]
     is_bad_input = outcome.cause is not None and outcome.cause.exit_code == BAD_INPUT
-    is_unchanged = not attempts or (len(attempts) == 1 and is_bad_input)
+    is_unchanged = not new_attempts or (len(new_attempts) == 1 and is_bad_input)
     was_refused = run.status_before != "running" and is_unchanged
     run.attempts.close(run.status_before if was_refused else outcome.status)
     machines = reconnect(run, outcome, machines)
     # The run is over, and its status is written: Ctrl-C ends only the copying and the report.
     try:
-        has_checkpoint, is_whole = collect_files(run, machines)
-        advice = cannot_go_on()
+        has_checkpoint, is_complete = collect_files(run, machines)
+        advice = explain_missing_resume_args()
         if run.ready.program.resume is not None:
-            advice = how_to_resume(run.folder.name, has_checkpoint, outcome.cause)
+            advice = explain_how_to_resume(run.folder.name, has_checkpoint, outcome.cause)
         if outcome.status != "finished":
             run.attempts.note_how_to_resume(advice)
-        is_whole = make_report(run.folder, run.terminal) and is_whole
+        with waiting(run.terminal, "making the report"):
+            code, lines = run_report(str(relative(run.folder)))
+        if code == 0:
+            run.terminal.lines(lines)
+        else:  # the training is valid all the same
+            reason = lines[-1] if lines else f"exit code {code}"
+            run.terminal.say(
+                f"the report failed ({reason}), but the run's files are complete: `make report "
+                f"RUN={run.folder.name}` tries again"
+            )
+            is_complete = False
+        run.terminal.say(f"everything is in {relative(run.folder)}")
     except KeyboardInterrupt:
         name = run.folder.name
         run.terminal.say(f"`make report RUN={name}` makes a report of the files copied so far")
@@ -390,7 +406,7 @@ def finish(run: Run, outcome: Outcome, machines: OpenMachines | None) -> bool:
         machines.close()
     if run.attempts.problem:
         run.terminal.say(run.attempts.problem)
-        is_whole = False
+        is_complete = False
     if outcome.status == "stopped":
         run.terminal.say(
             "the run was stopped as requested: if make prints `Error 75`, this is not a failure"
@@ -398,7 +414,7 @@ def finish(run: Run, outcome: Outcome, machines: OpenMachines | None) -> bool:
     if outcome.status != "finished":
         run.terminal.say(advice)
     run.terminal.drain()
-    return is_whole
+    return is_complete
 
 
 def reconnect(run: Run, outcome: Outcome, machines: OpenMachines | None) -> OpenMachines:
@@ -419,22 +435,22 @@ def reconnect(run: Run, outcome: Outcome, machines: OpenMachines | None) -> Open
 
 
 def collect_files(run: Run, machines: OpenMachines) -> tuple[bool, bool]:
-    """Copy the run's files to the control node. Returns whether a checkpoint was saved on any
-    machine, and whether the control node has all files that it should."""
+    """Copy the run's files to the control node. Returns whether the run can continue from a
+    checkpoint on any machine, and whether the control node has all files that it should."""
     program, attempts = run.ready.program, run.attempts
     nodes, max_bytes = machines.nodes, run.ready.config.keep * MIB
     run_folders = folders_of(machines, run.folder.name)
     participated = run.participants.participated
     run_folders = {name: folder for name, folder in run_folders.items() if name in participated}
-    lines: list[str] = []
-    names_by_host: dict[str, list[str]] = {}
-    is_whole = True
+    lines: list[str] = []  # for the user
+    names_by_host: dict[str, list[str]] = {}  # of the trainer's checkpoints
+    is_complete = True
     with waiting(run.terminal, "copying records and checkpoints to the control node"):
         try:
             lines += collect.fetch_records(nodes, run_folders, attempts.list, run.folder, max_bytes)
             if program.runs_in_folder:
                 # Without OUTPUT=, KEEP= does not apply (docs/own-script.md).
-                limit = max_bytes if program.outputs else MOST_BYTES
+                limit = max_bytes if program.outputs else MAX_BYTES
                 lines += outputs.fetch_outputs(
                     nodes, run_folders, program.outputs, run.folder, limit
                 )
@@ -448,16 +464,18 @@ def collect_files(run: Run, machines: OpenMachines) -> tuple[bool, bool]:
             if program.results and attempts.status == "finished":
                 # Node 0 has the results (launcher/program.py).
                 host, names = attempts.list[-1]["nodes"][0], [*program.results]
-                texts, is_whole = collect.fetch_results(nodes, run_folders, host, names, run.folder)
+                texts, is_complete = collect.fetch_results(
+                    nodes, run_folders, host, names, run.folder
+                )
                 lines += texts
         except collect.Unwritable as error:
             # One sentence is enough: on a full disk each further file fails for the same reason.
-            lines, is_whole = [not_copied(run.folder, error)], False
+            lines, is_complete = [explain_uncopied_files(run.folder, error)], False
     attempts.read_starts()
     run.terminal.say(*lines)
     has_saved = bool(collect.newest_by_host(names_by_host)) or attempts.has_checkpoint(run.folder)
     # Nobody looks for a script's checkpoints here, so a script counts as having a checkpoint.
-    return has_saved or not program.ranks_pass_on, is_whole
+    return has_saved or not program.ranks_pass_on, is_complete
 
 
 REPORT_ARGV = (sys.executable, "-m", "report")
@@ -471,19 +489,3 @@ def run_report(*words: str) -> tuple[int, list[str]]:
         argv, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=merged, text=True, check=False
     )
     return done.returncode, done.stdout.splitlines()
-
-
-def make_report(folder: Path, terminal: Terminal) -> bool:
-    """Make and show the report. Returns whether that worked; the training is valid either way."""
-    with waiting(terminal, "making the report"):
-        code, lines = run_report(str(relative(folder)))
-    if code == 0:
-        terminal.lines(lines)
-    else:
-        reason = lines[-1] if lines else f"exit code {code}"
-        terminal.say(
-            f"the report failed ({reason}), but the run's files are complete: `make report "
-            f"RUN={folder.name}` tries again"
-        )
-    terminal.say(f"everything is in {relative(folder)}")
-    return code == 0

@@ -29,15 +29,15 @@ from launcher.machines.inventory import CHECKOUT
 from launcher.participants import Waiter
 from launcher.plan import devices
 from launcher.plan.checks import check_machines, make_plan, new_id
-from launcher.plan.plan import Plan, choose_interface, choose_port
+from launcher.plan.plan import NodePlan, Plan, choose_interface, choose_port
 from launcher.plan.sending import with_layer
 from launcher.programs import build_program
 from launcher.run import in_turn
 from launcher.terminal import Terminal
-from launcher.watch.attempts import not_copied
+from launcher.watch.attempts import explain_uncopied_files
 
 TRAIN_SECONDS = 15  # for which each machine trains alone
-LINKS = ("links.json",)
+LINKS = ("links.json",)  # the record of a machine with its measured links
 NOTHING_MEASURED = 3  # the report's exit code if there is nothing to predict from
 
 
@@ -53,7 +53,18 @@ def plan(options: Config, words: list[str], measures_again: bool) -> int:
         words += ["--image-size", str(request.image_size)]
     words += ["--warmup", str(request.phases.warmup), "--optimizer", request.optimizer]
     words += ["--warmup-chosen"] if request.phases.chosen else []
-    hosts, problem = find_machines(options)
+    # A prediction from an earlier run needs no machines, so this error is raised only if machines
+    # have to be measured. An inventory that exists, or that the user named, must be usable.
+    hosts: list[Host] = []
+    inventory_error: UserError | None = None
+    file = Path(options.inventory)
+    try:
+        hosts = inventory.select(inventory.load(file), options)
+    except UserError as error:
+        is_missing = not file.exists() and options.inventory == Config.inventory
+        if isinstance(error, inventory.Unusable) and not is_missing:
+            raise
+        inventory_error = error
     count = options.nodes or len(hosts)
     words += ["--nodes", str(count)] if count else []
     if hosts:
@@ -62,36 +73,21 @@ def plan(options: Config, words: list[str], measures_again: bool) -> int:
     done = run_report_plan(words)
     is_known = done.returncode == 0 and not measures_again
     if is_known or done.returncode not in (0, NOTHING_MEASURED):
-        return show(done, terminal)
-    if problem is not None:
-        raise problem
+        return show_report(done, terminal)
+    if inventory_error is not None:
+        raise inventory_error
     folder = in_turn(options, terminal, lambda waiter: measure(options, terminal, waiter))
-    return show(run_report_plan([*words, "--run", str(relative(folder))]), terminal)
-
-
-def find_machines(options: Config) -> tuple[list[Host], UserError | None]:
-    """Return the machines, or why there are none: a prediction from an earlier run needs none.
-    Raises UserError if the list of machines is unusable, except if the default inventory.ini is
-    missing."""
-    # A laptop without any list of machines may still predict from the runs of others.
-    file = Path(options.inventory)
-    try:
-        return inventory.select(inventory.load(file), options), None
-    except inventory.Unusable as error:
-        if file.exists() or options.inventory != Config.inventory:
-            raise
-        return [], error
-    except UserError as error:
-        return [], error
+    return show_report(run_report_plan([*words, "--run", str(relative(folder))]), terminal)
 
 
 def run_report_plan(words: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run `python -m report plan` with these words, which makes a prediction from files of runs."""
     argv = [sys.executable, "-m", "report", "plan", "--runs", str(relative(folders.RUNS)), *words]
     return subprocess.run(argv, cwd=CHECKOUT, capture_output=True, text=True, check=False)
 
 
-def show(done: subprocess.CompletedProcess[str], terminal: Terminal) -> int:
-    """Print what the report said, and return its exit code."""
+def show_report(done: subprocess.CompletedProcess[str], terminal: Terminal) -> int:
+    """Print what the report printed, and return its exit code."""
     if done.stdout:
         terminal.lines(done.stdout.splitlines())
     terminal.drain()
@@ -109,7 +105,7 @@ def measure(options: Config, terminal: Terminal, waiter: Waiter) -> Path:
         folder = folders.make_folder(folders.RUNS / MEASURED, new_id(checked))
         # A machine that trains alone would decide its precision alone. So that the figures hold for
         # a run, all machines use the precision on which the ranks of a run would agree.
-        level = devices.precision(checked.program, machines, None)
+        level = devices.choose_precision(checked.program, machines, None)
         precision = level.name if level else "auto"
         # Steps take the same time with any weights, so none are sent. The recipe's options are
         # written out, and the recipe is omitted, because it might name weights.
@@ -130,13 +126,13 @@ def measure(options: Config, terminal: Terminal, waiter: Waiter) -> Path:
         )
         attempts = perform_errand(folder, plan, machines, terminal, announcement, "measured")
         outputs, max_bytes = {node.host: node.output for node in plan.nodes}, config.keep * MIB
-        failures = collect.fetch_records(
+        problems = collect.fetch_records(
             machines.nodes, outputs, attempts.list, folder, max_bytes, LINKS
         )
-        if failures:
-            raise UserError(*failures)
+        if problems:
+            raise UserError(*problems)
     except collect.Unwritable as error:
-        raise UserError(not_copied(folder, error)) from None
+        raise UserError(explain_uncopied_files(folder, error)) from None
     finally:
         machines.close()
     return folder
@@ -145,8 +141,10 @@ def measure(options: Config, terminal: Terminal, waiter: Waiter) -> Path:
 def separate_nodes(
     plan: Plan, facts: dict[str, NodeFacts], timetables: dict[str, dict[str, Any]]
 ) -> Plan:
-    """Return the plan in which each machine trains alone, after it has measured its links."""
-    nodes, used_ports = [], defaultdict[str, set[int]](set)  # by machine: two nodes may be on a PC
+    """Return the plan in which each machine trains alone. A machine with a timetable first measures
+    its links."""
+    nodes: list[NodePlan] = []
+    used_ports = defaultdict[str, set[int]](set)  # by machine: two nodes may be on one PC
     for node in plan.nodes:
         machine = facts[node.host].machine
         port = choose_port(facts[node.host], None, used_ports[machine])
@@ -165,7 +163,7 @@ def separate_nodes(
             env["TANDEM_LINKS"] = json.dumps(timetables[node.host])
             figures = f"{node.output}/nodes/{node.host}/links.json"
             argv = [argv[0], "-m", "launcher.node.pairprobe", figures, *argv]
-        ranks = tuple(range(len(node.ranks)))
+        ranks = tuple(range(len(node.ranks)))  # each node has a rank 0 of its own
         nodes.append(dataclasses.replace(node, ranks=ranks, argv=tuple(argv), env=env))
     return dataclasses.replace(plan, nodes=tuple(nodes))
 
@@ -206,8 +204,8 @@ def make_timetables(hosts: list[Host], facts: dict[str, NodeFacts]) -> dict[str,
 
 
 def make_rounds(names: list[str], name: str) -> list[dict[str, Any] | None]:
-    """Return what one machine does in each round, by the circle method of tournaments; None for a
-    round in which it rests."""
+    """Return what the machine `name` does in each round, by the circle method of tournaments; None
+    for a round in which it rests."""
     # [a, b, c, d] plays a-d and b-c; then all but a move on by one: [a, d, b, c] plays a-c and d-b.
     # With an odd number, whoever plays against "" rests.
     index, rounds = names.index(name), []

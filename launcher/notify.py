@@ -108,14 +108,15 @@ class Notify:
                 "another program."
             )
 
-    def wait(self, name: str) -> Callable[[str], None]:
-        """Return a function to call again and again with the reason while the run `name` waits."""
-        since, has_sent = time.monotonic(), False
+    def make_reminder(self, name: str) -> Callable[[str], None]:
+        """Return a function to call again and again with the reason while the run `name` waits. It
+        notifies the user once, after WAIT_SECONDS."""
+        start_time, has_sent = time.monotonic(), False
 
         def remind(reason: str) -> None:
             nonlocal has_sent
             # During the first hour the user may still sit at the terminal.
-            duration = time.monotonic() - since
+            duration = time.monotonic() - start_time
             if not has_sent and duration >= WAIT_SECONDS:
                 has_sent = True
                 self.send(Facts(name, "waits", time=seconds(duration), why=reason))
@@ -157,7 +158,7 @@ class Notify:
                         problem = f"failed with exit code {code}{last_line}"
                 except subprocess.TimeoutExpired:
                     problem = f"did not end within {COMMAND_SECONDS:.0f} s and was killed"
-                finally:
+                finally:  # also after Ctrl-C, which ends the wait
                     if process.poll() is None:
                         os.killpg(process.pid, signal.SIGKILL)
                         process.wait()

@@ -57,6 +57,7 @@ def new_config(typed: Mapping[str, Any]) -> Config:
 
 
 def _stored_type(row: Option) -> Any:
+    """Return the type that an option's value in plan.json must have."""
     if row.type is switch:
         return bool
     if row.choices:

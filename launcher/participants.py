@@ -54,9 +54,10 @@ class Moment(Enum):
 
 @dataclass(frozen=True)
 class Presence:
-    """The state of a machine. `absence`: why it does not participate: its owner uses it, it did
-    not answer, or it has a problem. `free_since`: the last absence's end in monotonic seconds.
-    `is_fit`: nothing keeps the machine from joining the attempt that trains now."""
+    """The state of a machine. `free_since`: the last absence's end in monotonic seconds; -inf for a
+    machine that was never absent. `absence`: why it does not participate: its owner uses it, it did
+    not answer, or it has a problem. `is_fit`: nothing keeps the machine from joining the attempt
+    that trains now."""
 
     free_since: float = float("-inf")
     absence: Problem | None = None
@@ -65,16 +66,16 @@ class Presence:
 
 @dataclass
 class MachineGroup:
-    """A run's machines and what is known of them. `inside`: the machines of the attempt that trains
-    now, which began at `changed`. `participated`: the machines of all attempts so far. Times are
-    monotonic seconds."""
+    """A run's machines and what is known of them. `training_names`: the machines of the attempt
+    that trains now; empty between attempts. `participated`: the machines of all attempts so far.
+    `attempt_start`: when the last attempt began to train, in monotonic seconds."""
 
     hosts: list[Host]
     config: Config
     presence: dict[str, Presence] = field(default_factory=dict)
-    inside: Collection[str] = ()
+    training_names: Collection[str] = ()
     participated: set[str] = field(default_factory=set)
-    changed: float = 0.0
+    attempt_start: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -91,72 +92,82 @@ class Selection:
     texts: Sequence[str] = ()
 
 
-def why_left_out(
+def find_exclusion_reason(
     moment: Moment,
     host: Host,
     group: MachineGroup,
-    day: datetime,
-    now: float,
+    local_time: datetime,
+    monotonic_seconds: float,
     findings: Sequence[Problem] = (),
 ) -> Problem | None:
-    """Return the first problem for which a run continues without this machine, or None. `findings`:
-    all problems of the machines that were asked."""
+    """Return the first problem for which a run continues without this machine, or None.
+    `local_time`, `monotonic_seconds`: the present time, by two clocks. `findings`: all problems of
+    the machines that were asked."""
     owner, config, label = host.owner, group.config, host.label()
     presence = group.presence[host.name]
-    is_inside = host.name in group.inside
+    is_training = host.name in group.training_names
     # The problems of this machine. Without owner=yields an owner has to ask for the machine, so no
     # idle_minutes have to pass.
-    is_fresh = owner.yields and now - presence.free_since < owner.idle_seconds
-    if owner.hours and not owner.hours.has(day):
+    was_used_lately = owner.yields and monotonic_seconds - presence.free_since < owner.idle_seconds
+    if owner.hours and not owner.hours.has(local_time):
         entries = [problem("outside-hours", host, hours=owner.hours.text)]
     elif presence.absence:
         entries = [presence.absence]
-    elif is_fresh and not is_inside:
+    elif was_used_lately and not is_training:
         entries = [problem("used-lately", host, minutes=owner.idle_seconds / 60)]
     else:
         # Problems between machines have no label. A machine that joins has to suit the others.
-        joins = moment is Moment.RUNNING and not is_inside
+        joins = moment is Moment.RUNNING and not is_training
         joins = joins or (moment is Moment.RESTART and host.name not in group.participated)
         entries = [entry for entry in findings if label in entry.labels]
         entries += [entry for entry in findings if joins and not entry.labels]
         entries = [replace(entry, labels=(label,)) for entry in entries]
-    # The kinds of problem for which the run continues without the machine. A dry run shows every
-    # machine. For all kinds that are not in the set, a start is refused or waits. (With
-    # QUEUE=1 a start waits for busy machines.)
-    tolerated = {OWNER, SILENT, BUSY, ALWAYS} - ({BUSY} if config.force else set())
-    if moment is Moment.DRY_RUN:
-        tolerated = set()
-    elif moment is Moment.START:
-        is_optional = config.min_nodes or owner.signs
-        tolerated &= {OWNER, SILENT, *(() if config.queue else (BUSY,))} if is_optional else {OWNER}
-    elif moment is Moment.RESTART:  # the run's own processes may still be leaving the GPUs
+    if moment is Moment.RESTART:  # the run's own processes may still be leaving the GPUs
         entries = [entry for entry in entries if entry.code != "gpus-busy"]
+    # The kinds of problem for which the run continues without the machine. For all other kinds, a
+    # start is refused or waits.
+    if moment is Moment.START and (config.min_nodes or owner.signs):  # it can start without it
+        tolerated = {OWNER, SILENT} if config.queue else {OWNER, SILENT, BUSY}  # QUEUE=1 waits
+    elif moment is Moment.START:
+        tolerated = {OWNER}
+    elif moment is Moment.DRY_RUN:  # it shows every machine
+        tolerated = set()
+    else:
+        tolerated = {OWNER, SILENT, BUSY, ALWAYS}
+    if config.force:  # the run uses the machine although it is busy
+        tolerated -= {BUSY}
     return next((entry for entry in entries if entry.blocks in tolerated), None)
 
 
 def select(
     moment: Moment,
     group: MachineGroup,
-    day: datetime,
-    now: float,
+    local_time: datetime,
+    monotonic_seconds: float,
     findings: Sequence[Problem] = (),
     waited: float = 0.0,
 ) -> Selection:
-    """Select the machines that participate. `waited`: seconds for which too few have answered.
-    Raises UserError if the run must not start, or has waited in vain."""
+    """Select the machines that participate, by the arguments of find_exclusion_reason. `waited`:
+    seconds for which too few machines have answered. Raises UserError if the run must not start,
+    or has waited in vain."""
     hosts, config, presence = group.hosts, group.config, group.presence
-    reasons = {host.name: why_left_out(moment, host, group, day, now, findings) for host in hosts}
-    left_out = {name: entry for name, entry in reasons.items() if entry}
+    left_out: dict[str, Problem] = {}
+    for host in hosts:
+        if entry := find_exclusion_reason(
+            moment, host, group, local_time, monotonic_seconds, findings
+        ):
+            left_out[host.name] = entry
     names = [host.name for host in hosts if host.name not in left_out]
 
     # While an attempt trains, nothing is refused: machines leave, or join after their idle time.
     if moment is Moment.RUNNING:
-        seconds = now - group.changed
+        seconds = monotonic_seconds - group.attempt_start
         joining = {host.name for host in hosts if seconds >= host.owner.idle_seconds}
         joining = {name for name in joining if presence[name].is_fit}
-        return Selection([name for name in names if name in {*group.inside, *joining}], left_out)
+        participating = {*group.training_names, *joining}
+        return Selection([name for name in names if name in participating], left_out)
     # A machine that the run cannot start without did not answer.
-    silent = [entry for name in names if (entry := presence[name].absence)]
+    silent = [absence for name in names if (absence := presence[name].absence)]
     if silent and moment is Moment.START:
         raise Refused(silent)
 
@@ -169,16 +180,18 @@ def select(
         waits_for = left_out.values() if moment is Moment.START else owned
         reason = "; ".join(entry.text for entry in waits_for)
         return Selection(names, left_out, f"at least {count} must be free: {reason}")
-    # `findings` have just left a machine out. The caller compares the remaining machines anew:
+    # If `findings` have just left a machine out, the caller compares the remaining machines anew:
     # without that machine they may have fewer problems.
-    has_new = any(left_out[n] not in owned and not presence[n].absence for n in left_out)
-    if has_new and not is_short:
+    is_new_exclusion = any(
+        entry not in owned and not presence[name].absence for name, entry in left_out.items()
+    )
+    if is_new_exclusion and not is_short:
         return Selection(names, left_out)
     if moment is Moment.RESTART:
-        shared = [entry for entry in findings if not entry.labels and entry.blocks is ALWAYS]
-        if not is_short and not shared:
+        between = [entry for entry in findings if not entry.labels and entry.blocks is ALWAYS]
+        if not is_short and not between:
             return Selection(names, left_out)
-        texts = [entry.text for entry in (*left_out.values(), *shared) if entry not in owned]
+        texts = [entry.text for entry in (*left_out.values(), *between) if entry not in owned]
         if waited > PATIENCE:
             fit = f"only {len(names)} are ready ({', '.join(names) or 'none'})"
             advice = "repair the other machines, then type `make train RESUME=latest`."
@@ -199,9 +212,10 @@ def select(
 @dataclass
 class Waiter:
     """Pauses before the machines are asked again, and reports each reason once. Waiting runs have
-    no order: the first that asks when the machines are free gets them. `stopper`: of a run that has
-    begun. `waited`: the name of a run that has waited for machines, owners or a time of day.
-    `until`: UNTIL in Unix seconds."""
+    no order: the first that asks when the machines are free gets them. `until`: UNTIL in Unix
+    seconds. `stopper`: of a run that has begun, None before. `lead`: how the sentence with the
+    reason begins. `waited`: the name of a run that has waited for machines, owners or a time of
+    day; "" for a run that has not, or that sends its own notifications."""
 
     terminal: Terminal
     notify: Notify
@@ -213,8 +227,8 @@ class Waiter:
     _notice: WaitNotice | None = None
 
     def pause(self, reason: str, is_reported: bool = True, texts: Sequence[str] = ()) -> None:
-        """Wait some seconds. Raises UserError at UNTIL, and with `texts` once the user stops the
-        run."""
+        """Report the reason, if `is_reported`, and wait some seconds. Raises UserError at UNTIL,
+        and with `texts` once the user stops the run."""
         if self.until is not None and time.time() >= self.until:
             until = hours.show_time(self.until)
             raise UserError(f"it is {until} (UNTIL) and the run has not begun, since {reason}")
@@ -229,7 +243,7 @@ class Waiter:
             self._reported = reason
         # A run that has begun asks more often, since its other machines are idle meanwhile.
         if self.stopper:
-            if self.stopper.asked:
+            if self.stopper.stop_requests:
                 raise UserError(*texts, f"the run was stopped while it waited: {reason}")
             time.sleep(RESTART_POLL_SECONDS)
             return
@@ -239,24 +253,28 @@ class Waiter:
 
 
 class Participants(MachineGroup):
-    """A run's machines, which it asks. During an attempt the guards report on the machines inside,
-    and a thread looks at all others now and then."""
+    """A run's machines, which it asks. During an attempt the guards report on the attempt's
+    machines, and a thread looks at all others now and then."""
 
     def __init__(self, hosts: Sequence[Host], config: Config):
         super().__init__([*hosts], config, {host.name: Presence() for host in hosts})
-        self._training: tuple[OpenMachines, Needs] | None = None  # of the present attempt
+        # The machines and needs of the attempt that trains now.
+        self._training: tuple[OpenMachines, Needs] | None = None
         self._connections: dict[str, Node] = {}  # to machines that do not participate
 
     def select(
         self, moment: Moment, findings: Sequence[Problem] = (), waited: float = 0.0
     ) -> Selection:
+        """Select the machines that participate now. Raises UserError."""
         return select(moment, self, datetime.now(), time.monotonic(), findings, waited)
 
     def gather(self, moment: Moment, needs: Needs, waiter: Waiter, name: str) -> OpenMachines:
         """Return connections to the machines that participate, as soon as the run can start on
         them. `name`: the run's name, for people. Raises UserError."""
-        terminal, remind, since = waiter.terminal, waiter.notify.wait(name), time.monotonic()
+        terminal, remind = waiter.terminal, waiter.notify.make_reminder(name)
+        patience_start = time.monotonic()
         is_optional = any(self.config.min_nodes or host.owner.signs for host in self.hosts)
+        # True if a machine that does not answer need not end the start.
         is_lenient = moment is Moment.RESTART or (moment is Moment.START and is_optional)
         while True:
             # Absences may be over: they are forgotten, and the machines are asked anew. But `look`
@@ -278,14 +296,14 @@ class Participants(MachineGroup):
                     owned = [host.name for host in machines.hosts if host.owner.signs]
                     self._note(machines.silent)
                     self._note(ask_owners({name: machines.nodes[name] for name in owned}))
-                    selection = self.select(moment, waited=time.monotonic() - since)
+                    selection = self.select(moment, waited=time.monotonic() - patience_start)
                     machines.leave(selection.left_out)
                 # Each round may leave machines out that do not suit the run, or one another.
                 while not selection.wait:
                     with waiting(terminal, "comparing the machines and their connections"):
                         joins = not self.participated.issuperset(machines.facts)
                         findings = find_problems(machines, needs, moment, joins)
-                    selection = self.select(moment, findings, time.monotonic() - since)
+                    selection = self.select(moment, findings, time.monotonic() - patience_start)
                     left_out = selection.left_out.items()
                     unfit = {name: entry for name, entry in left_out if name in machines.facts}
                     if not unfit:
@@ -295,11 +313,11 @@ class Participants(MachineGroup):
                 if not selection.wait:
                     connections.pop_all()  # the run gets them open
                     break
-            # Wait, and report the reason. PATIENCE is counted from the last endless wait (`since`).
+            # Wait, and report the reason. PATIENCE is counted from the last endless wait.
             if selection.is_endless:
-                since = time.monotonic()
+                patience_start = time.monotonic()
             waiter.waited = name
-            remind(selection.wait)  # notifies the user once, after an hour
+            remind(selection.wait)
             waiter.pause(selection.wait, selection.is_endless, selection.texts)
             if moment is Moment.START and self.select(moment).wait:
                 self.look()  # at a restart the thread of `looking` does this
@@ -325,26 +343,27 @@ class Participants(MachineGroup):
 
     @contextlib.contextmanager
     def training(self, machines: OpenMachines, needs: Needs) -> Iterator[None]:
-        """Count these machines as inside the attempt while the body runs."""
-        self.inside, self.changed = [host.name for host in machines.hosts], time.monotonic()
-        self.participated.update(self.inside)
-        # A machine is judged again before it may join, since the machines inside have changed.
+        """Count these machines as those of the attempt that trains, while the body runs."""
+        self.training_names = [host.name for host in machines.hosts]
+        self.attempt_start = time.monotonic()
+        self.participated.update(self.training_names)
+        # A machine is judged again before it may join, since it has to suit the new machines.
         for name, presence in self.presence.items():
             self.presence[name] = replace(presence, is_fit=False)
         self._training = machines, needs
         try:
             yield
         finally:
-            self.inside, self._training = (), None
+            self.training_names, self._training = (), None
 
-    def regroup(self) -> str | None:
+    def find_regroup_reason(self) -> str | None:
         """Return why the run has to continue on other machines, or None."""
-        selection, inside = self.select(Moment.RUNNING), self.inside
-        left_out = {name: selection.left_out[name] for name in inside if name in selection.left_out}
+        selection = self.select(Moment.RUNNING)
+        leaving = [name for name in self.training_names if name in selection.left_out]
         # The next attempt also takes every machine that can join. The reason names only who leaves.
-        if left_out:
-            return "; ".join(f"{name} leaves: {entry.message}" for name, entry in left_out.items())
-        joining = [name for name in selection.names if name not in inside]
+        if leaving:
+            return "; ".join(f"{n} leaves: {selection.left_out[n].message}" for n in leaving)
+        joining = [name for name in selection.names if name not in self.training_names]
         return f"{', '.join(joining)} can participate" if joining else None
 
     @contextlib.contextmanager
@@ -367,42 +386,44 @@ class Participants(MachineGroup):
     def look(self) -> None:
         """Ask the machines that do not participate and may join, within their hours: machines with
         an owner, and machines that never participated. A machine that failed is not asked."""
-        day = datetime.now()
+        local_time = datetime.now()
         hosts = {
             host.name: host
             for host in self.hosts
-            if host.name not in self.inside
+            if host.name not in self.training_names
             and (host.owner.signs or host.name not in self.participated)
-            and (host.owner.hours is None or host.owner.hours.has(day))
+            and (host.owner.hours is None or host.owner.hours.has(local_time))
         }
         self._close_connections(hosts)
         missing = [host for name, host in hosts.items() if name not in self._connections]
         opened, failures = engine.open_all(missing)
         self._connections.update(opened)
-        # Is each machine's owner away? Connections that gave no answer are opened anew next time.
+        # Ask whether owners are away. Connections that gave no answer are opened anew next time.
         absences = ask_owners(self._connections)
         silent = {name for name, entry in absences.items() if entry and entry.blocks is SILENT}
         self._close_connections(self._connections.keys() - silent)
         absences.update({name: Problem("unreached", text) for name, text in failures.items()})
         for name, host in hosts.items():
-            if name in self.inside:
+            if name in self.training_names:
                 continue  # an attempt has begun meanwhile
             self._note({name: absences[name]})
-            find_reason = partial(why_left_out, Moment.RUNNING, host, self, day, time.monotonic())
+            find_reason = partial(
+                find_exclusion_reason, Moment.RUNNING, host, self, local_time, time.monotonic()
+            )
             # Read once: the attempt may end at any moment, in another thread.
             attempt = self._training
             if find_reason() or self.presence[name].is_fit or not attempt:
                 continue
-            # The machine is free. Compare it with the machines inside: does it suit them?
-            training, needs = attempt
+            # The machine is free. Find out whether it suits the machines of the attempt.
+            training_machines, needs = attempt
             machines = look.open_and_probe([host], needs, without_missing=True)
             machines.close()
-            facts = {**training.facts, **machines.facts}
-            joint_machines = OpenMachines([*training.hosts, host], {}, facts)
+            facts = {**training_machines.facts, **machines.facts}
+            joint_machines = OpenMachines([*training_machines.hosts, host], {}, facts)
             findings = [*machines.silent.values()]
             findings = findings or find_problems(joint_machines, needs, Moment.RUNNING, False)
             entry = find_reason(findings)
-            if name not in self.inside:  # meanwhile no attempt has begun with this machine
+            if name not in self.training_names:  # meanwhile no attempt has begun with this machine
                 self.presence[name] = replace(self.presence[name], absence=entry, is_fit=not entry)
 
     def _close_connections(self, needed_hosts: Collection[str]) -> None:
@@ -448,6 +469,7 @@ def ask_owners(nodes: Mapping[str, Node]) -> dict[str, Problem | None]:
 
 
 def _ask_owner(node: Node) -> Problem | None:
+    """Ask one machine. Its problem is "owner-unknown" if it gives no usable answer."""
     host, owner = node.host, node.host.owner
     call = f"show({remote.MARK!r}, {list(owner.signs)!r}, {owner.away_dir!r})"
     try:

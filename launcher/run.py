@@ -34,7 +34,7 @@ def dry_run(options: Config) -> int:
     checked = check_machines(options, terminal)
     try:
         name = new_id(checked)
-        plan = make_plan(checked, checked.machines, run=name, bar=terminal.columns)
+        plan = make_plan(checked, checked.machines, run=name, columns=terminal.columns)
         terminal.drain()
         lines = [planning.render(plan, checked.machines)]
         left_out = checked.participants.select(Moment.START).left_out

@@ -24,7 +24,7 @@ from launcher.background import LOG_BYTES, Screen, Spool, SpooledLog
 NAME = "tandem: "
 CLEAR_LINE = "\r\x1b[K"
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # such as \x1b[31m, which makes text red
-FIRST_NOTICE, NOTICE_EVERY = 5.0, 15.0  # seconds of a wait until its messages
+FIRST_NOTICE, NOTICE_EVERY = 5.0, 15.0  # seconds of a wait until its first line, and between lines
 
 
 def remember_inventory(inventory: str) -> None:
@@ -129,15 +129,17 @@ class WaitNotice:
 
     def __init__(self, terminal: Terminal, activity: str):
         self._terminal, self._activity = terminal, activity
-        self._begun = time.monotonic()
-        self._next = self._begun + FIRST_NOTICE
+        self._start_time = time.monotonic()
+        self._next_time = self._start_time + FIRST_NOTICE
 
     def update(self, progress: str = "") -> None:
+        """Show a line, if one is due. `progress`: a clause at its end."""
         seconds = time.monotonic()
-        if seconds >= self._next:
-            self._next = seconds + NOTICE_EVERY
-            done = f", {progress}" if progress else ""
-            self._terminal.say(f"{self._activity}: {seconds - self._begun:.0f} s so far{done}")
+        if seconds >= self._next_time:
+            self._next_time = seconds + NOTICE_EVERY
+            clause = f", {progress}" if progress else ""
+            duration = seconds - self._start_time
+            self._terminal.say(f"{self._activity}: {duration:.0f} s so far{clause}")
 
 
 @contextlib.contextmanager
@@ -167,7 +169,7 @@ def in_thread(name: str, work: Callable[[threading.Event], None]) -> Iterator[No
         thread.join()
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopper:
@@ -176,21 +178,23 @@ class Stopper:
     script's `&` want it. SIGTERM always counts, since `make stop` sends it."""
 
     def __init__(self):
-        self.asked = 0
-        self.suspended = False  # Ctrl-Z was pressed: a stopped launcher would renew no lease
+        self.stop_requests = 0
+        self.suspended = False  # Ctrl-Z was pressed; watch.py reports that it is ignored
 
     def _handle(self, number: int, _frame: object) -> None:
         if number == signal.SIGTSTP:
             self.suspended = True
         else:
-            self.asked += 1
+            self.stop_requests += 1
 
     @contextlib.contextmanager
     def listening(self):
         """Handle the signals while the body runs."""
         # The handlers only count: the loop acts when it is safe to do so.
-        ignored = {n for n in SIGNALS if signal.getsignal(n) is signal.SIG_IGN} - {signal.SIGTERM}
-        handled = [number for number in SIGNALS if number not in ignored]
+        ignored = {n for n in STOP_SIGNALS if signal.getsignal(n) is signal.SIG_IGN} - {
+            signal.SIGTERM
+        }
+        handled = [number for number in STOP_SIGNALS if number not in ignored]
         handlers = {number: signal.signal(number, self._handle) for number in handled}
         handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._handle)
         # After Ctrl-Z `make` is stopped and this process is in the background, where it may print.

@@ -32,25 +32,27 @@ from report.status import STALE, Follower, MachineNow
 from report.text import section_lines, wrap
 from report.view import Section
 
-EVERY = 1.0  # seconds
+REDRAW_SECONDS = 1.0
 TURN_BYTES = 1 << 16  # that are read from a machine in one turn
 QUIT_KEYS = b"qQ\x03\x1b"  # q, Q, Ctrl-C and Esc
 LOG_TAIL_BYTES = 1 << 14  # of controller.log, whose last lines are shown
 
 
 class IdleMachine:
-    """A machine that runs nothing, and the program on it that prints a sample each second. `heard`:
-    when its last sample came. `problem`: why no more samples come."""
+    """A machine that runs nothing, and the program on it that prints a sample each second.
+    `sample_time`: when its last sample came, in monotonic seconds. `problem`: why no more samples
+    come."""
 
     def __init__(self, host: Host, process: Process):
         self.host, self.process = host, process
         self.machine = Machine(host.name)
-        self.heard = time.monotonic()
+        self.sample_time = time.monotonic()
         self.problem = ""
         self._unread = b""  # the beginning of a line
 
     @property
     def row(self) -> MachineNow | None:
+        """The machine's row of the table; None before its first sample."""
         return status.machine_now(self.machine) if self.machine.recent else None
 
     def look(self) -> None:
@@ -73,7 +75,7 @@ class IdleMachine:
         for line in lines:
             sample = object_in(line) if line.startswith(b"{") else None
             if sample is not None:
-                self.heard, self.machine.unix = time.monotonic(), time.time()
+                self.sample_time, self.machine.unix = time.monotonic(), time.time()
                 self.machine.recent.append(sample)
 
 
@@ -102,6 +104,7 @@ class IdleMachines:
                 self._idle.append(IdleMachine(host, process))
 
     def lines(self, width: int) -> list[str]:
+        """Read new samples, and return the lines of the screen."""
         rows = []
         for idle in self._idle:
             with self._isolate_errors(idle.host):
@@ -111,8 +114,9 @@ class IdleMachines:
         if rows:
             lines += [*section_lines(Section("", status.machines_of(rows, False)), width), ""]
         for idle in self._idle:
-            silent = time.monotonic() - idle.heard
-            if reason := idle.problem or (f"silent for {silent:.0f} s" if silent > STALE else ""):
+            silent_seconds = time.monotonic() - idle.sample_time
+            silence = f"silent for {silent_seconds:.0f} s" if silent_seconds > STALE else ""
+            if reason := idle.problem or silence:
                 lines.append(f"  {idle.host.name}: {reason}")
         for name in sorted(self.failures):
             lines += wrap(self.failures[name], "  ", "    ", max(24, width))
@@ -176,7 +180,7 @@ class Top:
             if folder != self._folder:
                 self._folder, self._follower = folder, Follower(folder)
             assert self._follower is not None
-            state, progress = control.state(folder), self._follower.look()
+            state, progress = control.read_state(folder), self._follower.look()
             lines = [f"  {folder.name}: {state}"]
             if progress is None:
                 lines.append("  no step was reported yet")
@@ -217,7 +221,7 @@ def top(name: str | None, machines: str) -> int:
         if not console.is_terminal or console.is_dumb_terminal:
             # The first screen opened the connections; by the second the machines have answered.
             if view._machines is not None:
-                time.sleep(2 * EVERY)
+                time.sleep(2 * REDRAW_SECONDS)
             print("\n".join(view.lines(console.width, 1000)))
             return 0
         live = Live(screen, console=console, screen=True, auto_refresh=False)
@@ -228,7 +232,7 @@ def top(name: str | None, machines: str) -> int:
                 tty.setcbreak(sys.stdin)
             stack.enter_context(live)
             stack.enter_context(contextlib.suppress(KeyboardInterrupt))
-            while not wait_for_quit(EVERY):
+            while not wait_for_quit(REDRAW_SECONDS):
                 live.update(view.draw(*console.size), refresh=True)
         return 0
     finally:

@@ -88,7 +88,7 @@ def check_machines(
     moment = Moment.START if waiter else Moment.DRY_RUN
     waiter = waiter or Waiter(terminal, Notify(config.notify, terminal))
     name = f"{slug(program.name)} on {pluralize(len(hosts), 'machine')}"
-    if hours.wait(config.at, terminal):
+    if hours.wait_until(config.at, terminal):
         waiter.waited = name
     needs = Needs(config, program, run, decided or {})
     machines = participants.gather(moment, needs, waiter, name)
@@ -105,29 +105,31 @@ def add_torch(hosts: Sequence[Host], terminal: Terminal) -> None:
     """Install torch for nodes on this machine whose environment `make env` made. The script prints
     how much it downloads, and does nothing if torch is installed. Raises UserError."""
     local_hosts = [host for host in hosts if host.engine.is_local]
-    users = [h for h in local_hosts if CHECKOUT_ENVIRONMENT in Path(h.env_python).parents]
-    if not users or Path(sys.prefix) != CHECKOUT_ENVIRONMENT:
+    torch_hosts = [h for h in local_hosts if CHECKOUT_ENVIRONMENT in Path(h.env_python).parents]
+    # Another environment, in which somebody runs the launcher, is not changed.
+    if not torch_hosts or Path(sys.prefix) != CHECKOUT_ENVIRONMENT:
         return
-    terminal.drain()
+    terminal.drain()  # the script prints to the terminal, too
     if subprocess.call(INSTALL_TORCH):
         raise UserError(
-            f"{users[0].name} trains on this machine, which needs torch, and it could not be "
+            f"{torch_hosts[0].name} trains on this machine, which needs torch, and it could not be "
             "installed (above): make room or repair the network, then start again."
         )
 
 
 def make_plan(ready: ReadyRun, machines: OpenMachines, **details: Any) -> Plan:
-    """Return the plan of an attempt on these machines. `details` are further fields of
-    plan.Request. Raises UserError."""
+    """Return the plan of an attempt on these machines. `details`: further fields of plan.Request,
+    such as the run's name and the attempt's number. Raises UserError."""
     needs, program, config = ready.needs, ready.program, ready.config
     measured = None
     # Ranks of our trainer decide their options by measurements. Ranks of a script only ask for
     # their parts of a batch.
     if program.request:
-        level = devices.precision(program, machines, needs.decided.get("precision"))
-        expected = replace(program.request, precision=level.name if level else "auto")
-        all_hosts = ready.participants.hosts
-        measured = collect_measurements(config, expected, all_hosts, machines, needs.decided)
+        level = devices.choose_precision(program, machines, needs.decided.get("precision"))
+        expected_request = replace(program.request, precision=level.name if level else "auto")
+        measured = collect_measurements(
+            config, expected_request, ready.participants.hosts, machines, needs.decided
+        )
     elif program.divides_batches:
         measured = collect_script_speeds(ready, machines)
     request = plan.Request(
@@ -168,7 +170,7 @@ def collect_measurements(
     measured = Measurements(
         hosts={host.name: machines.facts[host.name].machine for host in hosts},
         prediction=runs.read_prediction(path),
-        measure=verbs.with_inventory(f"`{command}` makes one"),
+        measure=verbs.with_inventory(f"`{command}` makes one"),  # if there is no prediction
         balance=balance,
         decided=decided,
     )
@@ -226,4 +228,5 @@ def collect_script_speeds(ready: ReadyRun, machines: OpenMachines) -> Measuremen
 
 
 def new_id(ready: ReadyRun) -> str:
+    """Return the name of a run that starts now."""
     return run_id(ready.program.name, len(ready.machines.hosts), time.time())

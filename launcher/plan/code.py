@@ -27,9 +27,9 @@ from launcher.machines.inventory import CHECKOUT
 from launcher.node.machine import tree_sha256
 from launcher.plan.files import Files, has_repository, list_files
 
-TRIES = 3
-# Sending may take SECONDS for each begun LEAST bytes: eight machines may share 1 Gbit/s.
-SECONDS, LEAST = 60.0, 16 << 20
+COPY_TRIES = 3  # until the files stay the same while they are copied
+# Sending may take SEND_SECONDS for each begun SEND_BYTES: eight machines may share 1 Gbit/s.
+SEND_SECONDS, SEND_BYTES = 60.0, 16 << 20
 FOLDER = "code"  # below node_dir
 # $1 is the folder of a version. Other runs may use other versions at this moment, so each version
 # has its own folder. mv makes it appear complete; if two runs send it at once, the first one stays.
@@ -38,7 +38,8 @@ UNPACK = (
     'chmod 755 "$new" && tar --extract --gzip --no-same-owner --directory="$new" && '
     '{ mv -T "$new" "$1" || [ -d "$1" ]; }'
 )
-FOLDERS = (
+# What a machine gets of the checkout: the trainer, the guard and the modules that they import.
+SENT_FOLDERS = (
     "trainer",
     "tandem",
     "contract",
@@ -47,8 +48,8 @@ FOLDERS = (
     "recipes",
     "examples",
 )
-OWN = "own"  # the folder in the tree for the user's files
-WORK = "work"  # the folder of a run, here and on machines, with a copy of OWN for each machine
+USER_FILES = "own"  # the folder in the tree for the user's files
+WORK = "work"  # in a run's folder, here and on machines; for each machine a copy of USER_FILES
 LIBRARY = "library"  # the folder in the tree with the modules of Tandem that a script may import
 
 
@@ -106,26 +107,27 @@ class Source:
 
 
 @lru_cache(maxsize=1)
-def current(user_folder: Path | None = None, script_folder: str = ".") -> Code:
-    """Return the code as it was at the first call, with uncommitted changes: the checkout's FOLDERS
-    and the files of `user_folder`, an absolute path. `script_folder` below it has the script.
-    Raises UserError."""
-    sources = [Source(CHECKOUT, FOLDERS)]
-    sources += [Source(user_folder, (".",), OWN, script_folder)] if user_folder else []
+def take_snapshot(user_folder: Path | None = None, script_folder: str = ".") -> Code:
+    """Copy the code at the first call, with uncommitted changes, and return the copy: the
+    checkout's SENT_FOLDERS and the files of `user_folder`, an absolute path. `script_folder` below
+    it has the script. Raises UserError."""
+    sources = [Source(CHECKOUT, SENT_FOLDERS)]
+    sources += [Source(user_folder, (".",), USER_FILES, script_folder)] if user_folder else []
     try:
         folder, lock = make_scratch()
         atexit.register(remove_scratch, folder, lock)  # later attempts send the same copy
         tree = Path(folder) / "code"
         # An editor or git may write files during the copying. So the copy counts only if the
         # folders have the same files before and after the copying.
-        for _ in range(TRIES):
+        for _ in range(COPY_TRIES):
             listed = [source.files() for source in sources]
             if not all(source.copy(files.sent, tree) for source, files in zip(sources, listed)):
                 continue
-            pairs = [
-                (source.into, name) for source, files in zip(sources, listed) for name in files.sent
+            names = [
+                Path(source.into, name).as_posix()
+                for source, files in zip(sources, listed)
+                for name in files.sent
             ]
-            names = [Path(into, name).as_posix() for into, name in pairs]
             if user_folder:
                 from tandem import standalone  # imported late: only scripts need it
 
@@ -136,8 +138,8 @@ def current(user_folder: Path | None = None, script_folder: str = ".") -> Code:
             if has_repository(CHECKOUT):
                 with contextlib.suppress(UserError):  # git may fail in any of its commands
                     commit = git.run(CHECKOUT, "rev-parse", "HEAD").strip()
-                    diff = os.fsencode(git.diff(CHECKOUT, *FOLDERS)).decode(errors="replace")
-                    revision = commit
+                    diff = os.fsencode(git.diff(CHECKOUT, *SENT_FOLDERS)).decode(errors="replace")
+                    revision = commit  # only together with its diff
             if sha256 := tree_sha256(tree, names):
                 return Code(tuple(names), sha256, revision, diff, tree, files=listed[-1])
     except OSError as error:
@@ -145,7 +147,7 @@ def current(user_folder: Path | None = None, script_folder: str = ".") -> Code:
             f"the code cannot be copied to {tempfile.gettempdir()} ({error.filename}: "
             f"{error.strerror}): free space in that folder, or set TMPDIR to another folder."
         ) from None
-    folders = ", ".join([*FOLDERS, *(str(source.root) for source in sources[1:])])
+    folders = ", ".join([*SENT_FOLDERS, *(str(source.root) for source in sources[1:])])
     raise UserError(
         f"the files of {folders} change while Tandem copies them: end the program that writes "
         "them, then start again."
@@ -155,9 +157,8 @@ def current(user_folder: Path | None = None, script_folder: str = ".") -> Code:
 def send(code: Code, nodes: dict[str, Node], folders: dict[str, str]) -> None:
     """Write the code into `folders[host]` on these machines, unless the folder exists. Raises
     MachineError with a problem for each machine that failed."""
-    # All machines get the same archive.
-    archive = pack(code)
-    seconds = SECONDS * (1 + len(archive) // LEAST)
+    archive = pack(code)  # the same for all machines
+    seconds = SEND_SECONDS * (1 + len(archive) // SEND_BYTES)
 
     def unpack(node: Node) -> str | None:
         folder = folders[node.host.name]

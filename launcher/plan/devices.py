@@ -25,7 +25,7 @@ from launcher.problems import Problem, Refused, problem
 from launcher.program import Program
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-LIMIT = "ONEDNN_MAX_CPU_ISA"
+CPU_LIMIT = "ONEDNN_MAX_CPU_ISA"  # limits the CPU instructions that oneDNN uses
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class NodeDevices:
 
     @property
     def kind(self) -> str:
+        """The kind of its devices, as torch names it."""
         return "cuda" if self.visible else "cpu"
 
     def environment(self, run_env: dict[str, str]) -> dict[str, str]:
@@ -64,24 +65,25 @@ def assign(
     GPUs, all of these nodes compute on the CPU. Raises Refused."""
     # Group nodes that share GPUs. Nodes may be containers on one machine, with or without GPUs of
     # their own, so a group has the same machine and the same GPUs.
-    machines: dict[tuple[str, ...], list[Host]] = {}
+    groups: dict[tuple[str, ...], list[Host]] = {}
     for host in hosts:
         uuids = (gpu.uuid for gpu in facts[host.name].gpus.cards)
-        machines.setdefault((facts[host.name].machine, *uuids), []).append(host)
-    visible: dict[str, tuple[str, ...]] = {}
+        groups.setdefault((facts[host.name].machine, *uuids), []).append(host)
+    visible: dict[str, tuple[str, ...]] = {}  # entries of CUDA_VISIBLE_DEVICES, by node
     problems: list[Problem] = []
-    for nodes in machines.values():
+    for nodes in groups.values():
         gpu_hosts = [host for host in nodes if wants_gpus(host, program.device)]
         visible.update({host.name: () for host in nodes})
         try:
             visible.update(_divide_gpus(gpu_hosts, facts))
         except Refused as refused:
             problems += refused.reasons
-    problems += [
-        problem("no-gpu", host, why=_explain_cpu(host, facts[host.name]))
-        for host in hosts
-        if program.device == "cuda" and not problems and not visible[host.name]
-    ]
+    if program.device == "cuda" and not problems:
+        problems += [
+            problem("no-gpu", host, why=_explain_cpu(host, facts[host.name]))
+            for host in hosts
+            if not visible[host.name]
+        ]
     if problems:
         raise Refused(problems)
     node_devices = {}
@@ -90,7 +92,7 @@ def assign(
         version, cuda = str(host_facts.versions.torch), host_facts.versions.cuda
         if not entries:
             # The launcher's environment limits the instructions on all nodes, run_env on one node.
-            limit = {LIMIT: os.environ[LIMIT]} if LIMIT in os.environ else {}
+            limit = {CPU_LIMIT: os.environ[CPU_LIMIT]} if CPU_LIMIT in os.environ else {}
             bf16 = precisions.cpu_has_bf16(host_facts.cpu_flags, {**limit, **host.env})
             cpu = Device(host.name, "cpu", name="", bf16=bf16, torch=version, cuda=cuda)
             node_devices[host.name] = NodeDevices((), (cpu,), 1)
@@ -124,7 +126,7 @@ def _divide_gpus(hosts: list[Host], facts: Mapping[str, NodeFacts]) -> dict[str,
     usable_count = len(machine.gpus.cards) if machine.versions.cuda else 0
     # First come nodes whose run_env names GPUs: such a node gets the first `gpus` of these.
     assigned: dict[str, tuple[str, ...]] = {}
-    users: dict[int | str, list[str]] = defaultdict(list)  # by GPU number, or MIG instance
+    users: dict[int | str, list[str]] = defaultdict(list)  # nodes by GPU number or MIG instance
     for host in (host for host in hosts if VISIBLE in host.env):
         visible, host_facts = host.env[VISIBLE], facts[host.name]
         entries = _split_entries(visible) if host_facts.versions.cuda else ()
@@ -209,7 +211,7 @@ def _load_generations() -> list[dict[str, int]]:
     return rows
 
 
-def precision(program: Program, machines: OpenMachines, decided: str | None) -> Level | None:
+def choose_precision(program: Program, machines: OpenMachines, decided: str | None) -> Level | None:
     """Return the precision that the ranks will choose; None for a program whose ranks choose none.
     `decided`: the precision of an earlier attempt, which every machine must support. Raises
     UserError."""

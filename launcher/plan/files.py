@@ -21,8 +21,11 @@ from contract.errors import UserError
 from contract.text import pluralize, size
 from launcher.machines.inventory import CHECKOUT
 
-MOST_FILES, MOST_BYTES, MOST_LEVELS = 50_000, 1 << 30, 100
-TOO_DEEP = f"nested in more than {MOST_LEVELS} folders"
+# Code has far fewer files and bytes. A folder with more also has data or environments, which the
+# user did not mean to send.
+MAX_FILES, MAX_BYTES = 50_000, 1 << 30
+MAX_LEVELS = 100  # of folders; Python's recursion limit stops the copying of far deeper folders
+TOO_DEEP = f"nested in more than {MAX_LEVELS} folders"
 # Files with these names are never sent, even if git tracks them: id_rsa, but not id_mapping.py.
 SECRETS = re.compile(
     r"\.env.*|.*\.(pem|key|p12|pfx|ppk|jks|kdbx|ovpn)|id_\w+|[._]netrc|\.\w+_history|\.pgpass"
@@ -31,8 +34,8 @@ SECRETS = re.compile(
     re.IGNORECASE,
 )
 CACHES = {"__pycache__", ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
-ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta/history")
-MOST_NAMES = 5  # names listed for each reason
+ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta/history")  # files of an environment of Python
+MAX_NAMES = 5  # names listed for each reason
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,8 @@ class Files:
             reasons.setdefault(reason, []).append(name)
         lines = [f"sent: {pluralize(len(self.sent), 'file')}, {size(self.size)}"]
         for reason, names in reasons.items():
-            ending = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-            lines.append(f"not sent, {reason}: {', '.join(names[:MOST_NAMES])}{ending}")
+            ending = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+            lines.append(f"not sent, {reason}: {', '.join(names[:MAX_NAMES])}{ending}")
         return lines
 
     def modules(self) -> set[str]:
@@ -69,7 +72,7 @@ class Files:
                 return str(target.parent)
         return None
 
-    def why_not(self, name: str) -> str | None:
+    def reason_unsent(self, name: str) -> str | None:
         """Return why a file or folder is not sent; None if it is sent or does not exist."""
         matches = (reason for item, reason in self.unsent if _is_in(name, item.rstrip("/")))
         return next(matches, None)
@@ -79,8 +82,9 @@ def list_files(root: Path, folders: tuple[str, ...] = (".",), script_folder: str
     """Return which files in these folders below `root` are sent. `script_folder` is sent even if
     git ignores the whole folder. Raises UserError if git cannot list its ignored files, and for too
     many files or bytes."""
-    unsent: dict[str, str] = {}
-    sent, links = dict[str, int](), dict[str, None]()
+    unsent: dict[str, str] = {}  # {name: reason}
+    sent: dict[str, int] = {}  # {name: bytes}
+    links: dict[str, None] = {}  # names in the order in which they were found
 
     @functools.cache
     def is_environment(folder: str) -> bool:
@@ -88,7 +92,7 @@ def list_files(root: Path, folders: tuple[str, ...] = (".",), script_folder: str
 
     for name, is_tracked in _find_candidates(root, "", folders, unsent, script_folder):
         # A folder may have a million files, so the search ends once too many are to be sent.
-        if len(sent) > MOST_FILES:
+        if len(sent) > MAX_FILES:
             break
         path = root / name
         if exclusion := _find_exclusion(name, is_tracked, is_environment):
@@ -101,18 +105,22 @@ def list_files(root: Path, folders: tuple[str, ...] = (".",), script_folder: str
         elif os.path.lexists(path):  # git also lists files that were removed
             unsent[name] = "unreadable"
     _replace_links(root, links, sent, unsent)
-    if len(sent) > MOST_FILES or sum(sent.values()) > MOST_BYTES:
-        sizes: Counter[str] = Counter()
-        for name, bytes_sent in sent.items():
-            sizes[name.partition("/")[0]] += bytes_sent
-        largest, bytes_sent = sizes.most_common(1)[0]
+    if len(sent) > MAX_FILES or sum(sent.values()) > MAX_BYTES:
+        sizes: Counter[str] = Counter()  # of the folders in `root`
+        for name, file_bytes in sent.items():
+            sizes[name.partition("/")[0]] += file_bytes
+        largest, largest_bytes = sizes.most_common(1)[0]
         raise UserError(
-            f"{root} would go to the machines, and has more than {MOST_FILES} files or "
-            f"{size(MOST_BYTES)} ({largest} has {size(bytes_sent)}): let git ignore what is no "
+            f"{root} would go to the machines, and has more than {MAX_FILES} files or "
+            f"{size(MAX_BYTES)} ({largest} has {size(largest_bytes)}): let git ignore what is no "
             "code, put it elsewhere, or give a folder that has only the code (FOLDER=, or the one "
             "of MODEL)."
         )
-    printable = {os.fsencode(n).decode(errors="backslashreplace"): w for n, w in unsent.items()}
+    # Names that are not UTF-8 are never sent. Here they become printable, since users read them.
+    printable = {
+        os.fsencode(name).decode(errors="backslashreplace"): reason
+        for name, reason in unsent.items()
+    }
     return Files(tuple(sorted(sent)), tuple(sorted(printable.items())), sum(sent.values()))
 
 
@@ -133,6 +141,7 @@ def _replace_links(
             continue
         target = path.relative_to(real_root).as_posix()
         sources = []
+        # A link to a folder above itself would contain itself without end.
         if not _is_in(name, target):
             # Names in the folder `target` begin with `target/`, so sorting puts them together.
             begin = end = bisect.bisect_left(sorted_names, f"{target}/")
@@ -146,7 +155,7 @@ def _replace_links(
             sent[copy] = sent[source]
             bisect.insort(sorted_names, copy)
         # A few links that lead to each other's folders may double the number of files each time.
-        if len(sent) > MOST_FILES:
+        if len(sent) > MAX_FILES:
             break
 
 
@@ -157,19 +166,21 @@ def _find_candidates(
     unsent: dict[str, str],
     script_folder: str = "",
 ) -> Iterator[tuple[str, bool]]:
-    """Yield (name, is_tracked) for the files in the folders `folders` of root/below. Add ignored
-    files to `unsent`. `below` is "" or ends in a slash. Raises UserError."""
+    """Yield (name, is_tracked) for the files in the folders `folders` of root/below, by the rules
+    of git there. Add ignored files to `unsent`. All names are relative to `root`; `below` is "" or
+    ends in a slash. Raises UserError."""
     folder = root / below
-    if below.count("/") > MOST_LEVELS:
+    if below.count("/") > MAX_LEVELS:
         unsent[below] = TOO_DEEP
         return
     if not has_repository(folder):
         for name in folders:
             yield from _walk(root, below + name, unsent)
         return
-    untracked = ("--others", "--exclude-standard")
-    tracked = dict.fromkeys(_list_by_git(folder, below, folders, "--cached"), True)
-    names = dict.fromkeys(_list_by_git(folder, below, folders, *untracked), False) | tracked
+    untracked = ("--others", "--exclude-standard")  # the words of git for files that it could track
+    # {name: is_tracked}. In a conflict git lists a tracked file several times.
+    names = dict.fromkeys(_list_by_git(folder, below, folders, *untracked), False)
+    names |= dict.fromkeys(_list_by_git(folder, below, folders, "--cached"), True)
     if names:  # git fails in a folder that it ignores
         ignored = _list_by_git(folder, below, folders, *untracked, "--ignored", "--directory")
         unsent |= dict.fromkeys(ignored, "ignored by git")
@@ -187,6 +198,7 @@ def _find_candidates(
         yield from _walk(root, script_folder, unsent)
     for name, is_tracked in names.items():
         path = root / name
+        # Git lists a nested repository, such as a submodule, as one name.
         if path.is_symlink() or not path.is_dir():
             yield name, is_tracked
         elif os.path.lexists(path / ".git"):
@@ -197,11 +209,11 @@ def _find_candidates(
 
 
 def has_repository(folder: Path) -> bool:
-    """Return whether a folder is in a repository that git reads."""
-    # The checkout may have been unpacked inside another repository, or git may refuse to read it
-    # (NTFS, a container). Then git is not needed, since code.py names the folders to send.
+    """Return whether a folder is in a repository. For the checkout, git also has to read it."""
     if folder != CHECKOUT:
         return git.root_of(folder.resolve()) is not None
+    # The checkout may have been unpacked inside another repository, or git may refuse to read it
+    # (NTFS, a container). Then git is not needed, since code.py names the folders to send.
     try:
         return os.path.lexists(folder / ".git") and bool(git.run(folder, "rev-parse", "HEAD"))
     except UserError:
@@ -209,8 +221,8 @@ def has_repository(folder: Path) -> bool:
 
 
 def _list_by_git(folder: Path, below: str, folders: tuple[str, ...], *words: str) -> list[str]:
-    """Return the names that `git ls-files` prints, relative to the root. Raises UserError if git
-    fails: without its rules, keys and data might be sent."""
+    """Return the names that `git ls-files` with these words prints in `folder`, with `below` before
+    each name. Raises UserError if git fails: without its rules, keys and data might be sent."""
     try:
         output = git.run(folder, "ls-files", "-z", *words, "--", *folders)
     except UserError as error:
@@ -228,8 +240,8 @@ def _list_by_git(folder: Path, below: str, folders: tuple[str, ...], *words: str
 
 
 def _walk(root: Path, start: str, unsent: dict[str, str]) -> Iterator[tuple[str, bool]]:
-    """Yield (name, is_tracked) for the files of root/start, a file or a folder without a
-    repository. For repositories below this folder, yield their candidates. Raises UserError."""
+    """Yield (name, is_tracked) for root/start, a file, or for all files of this folder, which is in
+    no repository. For repositories below this folder, yield their candidates. Raises UserError."""
     contains_home = False
     with contextlib.suppress(RuntimeError):  # a container's user may have no home
         contains_home = Path.home().resolve().is_relative_to((root / start).resolve())
@@ -247,14 +259,13 @@ def _walk(root: Path, start: str, unsent: dict[str, str]) -> Iterator[tuple[str,
 
     unreadable: list[OSError] = []
     for folder, subfolders, file_names in os.walk(root / start, onerror=unreadable.append):
-        # Copying and removing deeper folders would exceed Python's recursion limit.
-        if relative_name(folder).count("/") >= MOST_LEVELS:
+        # os.walk enters the subfolders that remain in its list.
+        if relative_name(folder).count("/") >= MAX_LEVELS:
             unsent[f"{relative_name(folder)}/"], subfolders[:] = TOO_DEEP, []
             continue
         paths = [Path(folder) / name for name in sorted(subfolders)]
         links = [path for path in paths if path.is_symlink()]
         repositories = [path for path in paths if os.path.lexists(path / ".git")]
-        # os.walk enters the subfolders that remain in its list.
         subfolders[:] = [path.name for path in paths if path not in links + repositories]
         for path in repositories:
             yield from _find_candidates(root, f"{relative_name(str(path))}/", (".",), unsent)
@@ -269,9 +280,9 @@ def _find_exclusion(
     """Return (name, reason) of the file, or of a folder around it, that must not be sent; None if
     the file may be sent."""
     path = PurePosixPath(name)
-    if name.count("/") > MOST_LEVELS:
+    if name.count("/") > MAX_LEVELS:
         return name, TOO_DEEP
-    # The outermost folder comes first, so that an environment is one entry, not one for each file.
+    # The outermost folder decides, so that an environment is one entry, not one for each file.
     # For a/b/c.py the parents are a/b, a and `.`, in this order; `.` is left out.
     for folder in reversed(list(path.parents)[:-1]):
         if folder.name in CACHES:
@@ -289,4 +300,5 @@ def _find_exclusion(
 
 
 def _is_in(name: str, folder: str) -> bool:
+    """Return whether a name is that of `folder` or of something below it."""
     return folder == "." or name == folder or name.startswith(f"{folder}/")

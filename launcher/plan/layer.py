@@ -44,10 +44,10 @@ from launcher.plan.requirements import OWN_WHEEL, Package, RequirementsFile, rea
 
 CACHE, BUNDLE = CHECKOUT / ".tandem/layers", CHECKOUT / "bundle/layers"
 FOLDER = "layers"  # below node_dir
-SHOWN = 6  # packages that a summary names
-DAYS = 30  # after its last use a layer is deleted, on the control node and on the machines
+SUMMARY_PACKAGES = 6  # packages that a summary names
+UNUSED_DAYS = 30  # then a layer is deleted, on the control node and on the machines
 MAX_BYTES = 1 << 30  # that uv may write, and also that uv may use of memory
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.05  # between two looks at what uv has written
 LABEL = "stack"  # of the versions of stubs
 # Minor versions of glibc 2.x for which uv chooses wheels. A machine gets wheels for the highest of
 # these versions that its own glibc reaches. Ubuntu 18.04, which site.yml sets up, has 2.27.
@@ -114,7 +114,8 @@ class Layer:
 
     def summary(self) -> str:
         """Return the names and versions of the first packages, for a message."""
-        shown = [f"{name} {version}" for name, version in [*self.packages.items()][:SHOWN]]
+        first_packages = [*self.packages.items()][:SUMMARY_PACKAGES]
+        shown = [f"{name} {version}" for name, version in first_packages]
         count = len(self.packages) - len(shown)
         return f"{', '.join(shown)}{f' and {count} more' if count else ''}"
 
@@ -131,6 +132,7 @@ class Layer:
 
 
 def canonical_name(name: str) -> str:
+    """Return a package's name as indexes compare it: `real-name` for `Real_Name`."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -163,7 +165,7 @@ def build_layer(
             if layer.tree.is_relative_to(CACHE):
                 os.utime(layer.tree.parent)  # the time of the last use
             for path in CACHE.iterdir():
-                if path.stat().st_mtime < time.time() - DAYS * 86400:
+                if path.stat().st_mtime < time.time() - UNUSED_DAYS * 86400:
                     shutil.rmtree(path, ignore_errors=True)
             return layer
     except OSError as error:
@@ -200,7 +202,8 @@ def make_layer(requirements: RequirementsFile, environment: Environment, target:
             (tree / ".lock").unlink(missing_ok=True)  # uv leaves this file
         unpacked = importlib.metadata.distributions(path=[str(tree)])
         packages = {canonical_name(dist.metadata["Name"]): dist.version for dist in unpacked}
-        # Packages that the user requires come before their dependencies.
+        # Packages that the user requires come before their dependencies, as a summary shows only
+        # the first few.
         required = [package.name for package in requirements.packages]
         packages = {name: packages[name] for name in (*required, *packages) if name in packages}
         sha256 = tree_sha256(tree) or ""  # None only if there is no folder
@@ -215,30 +218,33 @@ def resolve(
     requirements: RequirementsFile, environment: Environment, scratch: Path
 ) -> tuple[Package, ...]:
     """Return the packages that uv chooses, each with its version and hashes. Raises UserError."""
-    stubs, request, limits, lock = (
-        scratch / name for name in ("stubs", "asked.txt", "constraints.txt", "resolved.txt")
-    )
     # Write a stub for each package of the environment.
+    stubs = scratch / "stubs"
     stubs.mkdir()
-    text = "Wheel-Version: 1.0\nGenerator: tandem\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    wheel_text = "Wheel-Version: 1.0\nGenerator: tandem\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    pins, stack_pins = [], []
     for name, version in environment.packages:
-        label = label_version(version)
-        stem = f"{name.replace('-', '_')}-{label}"
+        # Such as 2.15.0+stack, or 1.12.1+cu102.stack.
+        stub_version = f"{version}{'.' if '+' in version else '+'}{LABEL}"
+        stem = f"{name.replace('-', '_')}-{stub_version}"
         with zipfile.ZipFile(stubs / f"{stem}-py3-none-any.whl", "w") as wheel:
-            metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {label}\n"
+            metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {stub_version}\n"
             wheel.writestr(f"{stem}.dist-info/METADATA", metadata)
-            wheel.writestr(f"{stem}.dist-info/WHEEL", text)
+            wheel.writestr(f"{stem}.dist-info/WHEEL", wheel_text)
             wheel.writestr(f"{stem}.dist-info/RECORD", "")
-    pins = [f"{name}=={label_version(version)}" for name, version in environment.packages]
-    stack = [line for line in pins if STACK_PACKAGES.fullmatch(line.partition("==")[0])]
+        pins.append(f"{name}=={stub_version}")
+        if STACK_PACKAGES.fullmatch(name):
+            stack_pins.append(pins[-1])
     # uv prefers the versions in an existing lock, so it keeps packages of the environment if the
     # requirements allow. The stack's packages are also constraints, which uv must keep.
+    lock, request = scratch / "resolved.txt", scratch / "asked.txt"
+    constraints = scratch / "constraints.txt"
     lock.write_text("\n".join(pins) + "\n", encoding="utf-8")
     write_packages(request, requirements.packages)
-    write_packages(limits, requirements.constraints, stack)
+    write_packages(constraints, requirements.constraints, stack_pins)
     words = ["compile", str(request), "--output-file", str(lock), "--generate-hashes"]
     words += ["--no-header", "--no-annotate", "--find-links", str(stubs)]
-    run_uv([*words, "--constraint", str(limits)], requirements, environment, scratch)
+    run_uv([*words, "--constraint", str(constraints)], requirements, environment, scratch)
     return read_requirements(lock).packages
 
 
@@ -246,7 +252,8 @@ def split_packages(
     locked: Sequence[Package], requirements: RequirementsFile, environment: Environment
 ) -> tuple[list[Package], dict[str, str]]:
     """Split the resolved packages into packages to unpack and packages that the environment
-    provides, {name: version}. Raises UserError."""
+    provides, {name: version}. Raises UserError if the file's hashes are incomplete, or if the
+    layer would have packages of the stack."""
     available = dict(environment.packages)
     # {name: the user's hashes}, which replace the hashes that uv wrote into the lock.
     hashes: dict[str, tuple[str, ...]] = {}
@@ -255,6 +262,7 @@ def split_packages(
             hashes[package.name] = (*hashes.get(package.name, ()), *package.hashes)
     missing, provided = [], {}
     for package in locked:
+        # A stub in the lock has the environment's version with a label.
         if available.get(package.name) == LABELLED.sub("", package.version):
             provided[package.name] = available[package.name]
         else:
@@ -285,11 +293,6 @@ def write_packages(path: Path, packages: Sequence[Package], lines: Sequence[str]
     path.write_text("".join(f"{line}\n" for line in all_lines), encoding="utf-8")
 
 
-def label_version(version: str) -> str:
-    """Return a stub's version: 2.15.0+stack, or 1.12.1+cu102.stack."""
-    return f"{version}{'.' if '+' in version else '+'}{LABEL}"
-
-
 def run_uv(
     words: Sequence[str], requirements: RequirementsFile, environment: Environment, scratch: Path
 ) -> None:
@@ -300,10 +303,11 @@ def run_uv(
     for name, place in options:
         if name == "find-links" and any(path.is_fifo() for path in Path(place).glob("*")):
             raise UserError(f"{place} has a named pipe, and uv would wait for it: remove it.")
-    config = uv_settings(options)
-    (scratch / "uv.toml").write_text(config, encoding="utf-8", errors="surrogateescape")
-    argv = [str(Path(sys.executable).with_name("uv")), "--config-file", str(scratch / "uv.toml")]
+    config = scratch / "uv.toml"
+    config.write_text(uv_settings(options), encoding="utf-8", errors="surrogateescape")
+    argv = [str(Path(sys.executable).with_name("uv")), "--config-file", str(config)]
     argv += ["--quiet", "pip", *words, "--no-build", "--python", sys.executable]
+    # The machines may have another Python and another C library than the control node.
     argv += ["--python-version", environment.python]
     argv += ["--python-platform", f"{environment.architecture}-manylinux_2_{environment.glibc}"]
     variables = {name: os.environ.get(name, "") for name in VARIABLES}
@@ -351,13 +355,13 @@ def run_uv(
         #       cause: Because tool was not found and you require tool==9, we can conclude that ...
         #     hint: Packages were unavailable because ...
         stderr = LABELLED.sub("", stderr)
-        source = NO_WHEEL.search(stderr)
+        source_only = NO_WHEEL.search(stderr)
         reason = " ".join(stderr.partition("cause:")[2].partition("hint:")[0].split())
         reason = reason or stderr.strip()
         reason = re.sub(r",? we can conclude that your requirements are unsatisfiable", "", reason)
         remedy = (
-            f"{source[1]} exists only as a source package. {OWN_WHEEL}"
-            if source
+            f"{source_only[1]} exists only as a source package. {OWN_WHEEL}"
+            if source_only
             else "correct the file, or connect the control node to the internet (`make bundle "
             "SCRIPT=...` downloads the packages beforehand). Tandem never changes torch and "
             "CUDA of the stack."

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -40,32 +40,33 @@ class NodePlan:
     host: str
     node_rank: int
     ranks: tuple[int, ...]
-    connection: str
+    connection: str  # such as ssh or local; engine.find_engine has all kinds
     address: str
-    port: int
+    port: int  # of the ssh server
     user: str | None
     interface: str | None
-    argv: tuple[str, ...]
+    argv: tuple[str, ...]  # torch.distributed.launch with the program
     env: dict[str, str]
+    # Folders on the node: the sent code, the ranks' working folder, the run's files, the data.
     code: str
     cwd: str
     output: str
     data: str
-    versions: dict[str, str | None]
+    versions: dict[str, str | None]  # of Python, torch and so on
+    # The signs of an owner for which the guard looks, and the folder of `tandem away` (owned.py).
     owner_signs: tuple[str, ...] = ()
     away_dir: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Describes one attempt of a run, or of a measurement (measure.py). When the ranks start, they
-    decide their options by `measured`. The command `check` runs on node 0 before any rank."""
+    """Describes one attempt of a run, or of a measurement (measure.py)."""
 
     run: str
     attempt: int
     created_unix: float
-    tandem: str
-    data: str
+    tandem: str  # the version of Tandem
+    data: str  # as the user typed it: a name below data_root, or a path
     world_size: int
     master_addr: str
     master_port: int
@@ -75,8 +76,8 @@ class Plan:
     options: Config
     nodes: tuple[NodePlan, ...]
     program: Program
-    measured: Measurements | None = None
-    check: tuple[str, ...] = ()
+    measured: Measurements | None = None  # by which the ranks decide options when they start
+    check: tuple[str, ...] = ()  # a command that runs on node 0 before any rank starts
     sent: tuple[str, ...] = ()  # lines about sent and unsent files of the user's folder
 
     def document(self) -> dict[str, Any]:
@@ -109,17 +110,19 @@ def render(plan: Plan, machines: OpenMachines) -> str:
     if program.folder:
         lines += [f"folder {program.folder}", *plan.sent]
     if program.layer:
-        packages = ", ".join(f"{name} {v}" for name, v in program.layer.packages.items())
+        versions = program.layer.packages.items()
+        packages = ", ".join(f"{name} {version}" for name, version in versions)
         lines.append(f"packages: {packages or 'those of the environment'}")
     if program.runs_in_folder:
         outputs = ", ".join(program.outputs)
         outputs = outputs or "all that it writes next to its code (OUTPUT= names folders)"
         lines.append(f"comes back: {outputs}")
-    # Decisions that the ranks will make.
+    # Decisions that the ranks will make. A dry run continues from no checkpoint, which could have
+    # decisions of its own.
     if program.request and plan.measured:
         node_devices = devices.assign(machines.hosts, machines.facts, program).values()
         all_devices = [device for host_devices in node_devices for device in host_devices.devices]
-        decided = decide(program.request, all_devices, plan.measured, {})
+        decided = decide(program.request, all_devices, plan.measured, stored={})
         lines += [
             f"precision {decided.precision.name}: {decided.precision.reason}",
             f"sync {decided.sync.sync}: {decided.sync.reason}",
@@ -151,7 +154,7 @@ class Request:
     code: Code
     attempt: int = 1
     used_ports: frozenset[int] = frozenset()  # master ports of earlier attempts
-    bar: int = 0  # columns of the control node's terminal, for a progress bar; 0: no terminal
+    columns: int = 0  # of the control node's terminal, for a progress bar; 0: no terminal
     extra_env: dict[str, str] = field(default_factory=dict)  # for each rank
     measured: Measurements | None = None
     files: tuple[Code, ...] = ()  # to send; in the order of program.files
@@ -159,29 +162,35 @@ class Request:
 
 
 def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> Plan:
-    """Return the plan of one attempt. Raises Refused."""
+    """Return the plan of one attempt. Raises UserError."""
     options, program, code = request.options, request.program, request.code
     leader, used_ports = facts[hosts[0].name], request.used_ports
     node_devices = devices.assign(hosts, facts, program)
-    counts = [node_devices[host.name].processes for host in hosts]
     if problems := judge.check_master_address(hosts):
         raise Refused(problems)
+
+    def fill_data(words: Iterable[str], data: str) -> list[str]:
+        """Replace the placeholder DATA by the folder of the data, if the program has data."""
+        return [word.replace(DATA, data) if data else word for word in words]
+
+    check = fill_data(program.check, hosts[0].data_path(options.data))
     plan = Plan(
         run=request.run,
         attempt=request.attempt,
         created_unix=request.unix,
         tandem=__version__,
         data=options.data,
-        world_size=sum(counts),
+        world_size=sum(node_devices[host.name].processes for host in hosts),
         master_addr=hosts[0].address,
         master_port=choose_port(leader, options.port, used_ports),
         code_sha256=code.sha256,
         git_revision=code.git_revision,
         git_diff=code.git_diff,
         options=options,
-        nodes=(),
+        nodes=(),  # the loop below makes them
         program=program,
         measured=request.measured,
+        check=(hosts[0].env_python, *check) if check else (),
         sent=tuple(code.files.lines()) if program.folder else (),
     )
     rank_port = choose_rank_port(leader, options.port, used_ports) if program.needs_port else None
@@ -216,32 +225,36 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
         env.update(TANDEM_OUTPUT=output, TANDEM_DEVICE=host_devices.kind)
         env.update({"TANDEM_DATA": data} if data else {})
         env.update({"TANDEM_RANK_PORT": str(rank_port)} if rank_port else {})
-        for file, sent in zip(program.files, request.files):
-            env[file.variable] = f"{folder}/{sent.folder}/{sent.names[0]}"
+        for file, sent_file in zip(program.files, request.files):
+            env[file.variable] = f"{folder}/{sent_file.folder}/{sent_file.names[0]}"
         env.update(program.env)
+        # A script may write next to its code, so it runs in a copy (guards.lay_out).
         cwd = f"{output}/{WORK}/{host.name}" if program.runs_in_folder else code_folder
         paths = [cwd, f"{code_folder}/{LIBRARY}"] if program.runs_in_folder else []
         if program.layer:
             paths.append(f"{folder}/{program.layer.folder}")
         if paths:
             env["PYTHONPATH"] = ":".join([*paths, *filter(None, [env.get("PYTHONPATH")])])
-        if request.bar and node_rank == 0:
+        if request.columns and node_rank == 0:
             # tqdm takes its width from COLUMNS if it writes into a pipe. The launcher prints a
-            # label before the bar. One column stays free: a terminal may wrap a full line.
+            # label before the bar, as wide as the label of the last rank (lines.py). One column
+            # stays free: a terminal may wrap a full line.
             label = f"[{host.name} {plan.world_size - 1}] "
-            columns = max(20, request.bar - len(label) - 1)
+            columns = max(20, request.columns - len(label) - 1)
             env.update(TANDEM_PROGRESS="bar", COLUMNS=str(columns), LINES="24")
         checkpoint = request.checkpoint
         resume = () if checkpoint is None else program.resume or ()
-        # LAST and DATA are placeholders in the program's words.
+        # LAST is a placeholder for the checkpoint's name in the words of RESUME_ARGS.
         words = [*program.words, *(word.replace(LAST, checkpoint or "") for word in resume)]
-        words = [word.replace(DATA, data) if data else word for word in words]
         first_rank = sum(len(node.ranks) for node in nodes)
         launch = [
-            *("-m", "torch.distributed.launch"),
-            *(f"--nnodes={len(hosts)}", f"--node_rank={node_rank}"),
+            "-m",
+            "torch.distributed.launch",
+            f"--nnodes={len(hosts)}",
+            f"--node_rank={node_rank}",
             f"--nproc_per_node={host_devices.processes}",
-            *(f"--master_addr={plan.master_addr}", f"--master_port={plan.master_port}"),
+            f"--master_addr={plan.master_addr}",
+            f"--master_port={plan.master_port}",
             # The id is part of all keys in the store. A process of an earlier attempt that wakes up
             # late finds none of its keys.
             f"--rdzv_id={plan.unit}",
@@ -257,7 +270,7 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
                 port=host.port,
                 user=host.user,
                 interface=interface,
-                argv=(host.env_python, *launch, *words),
+                argv=(host.env_python, *launch, *fill_data(words, data)),
                 env=env,
                 code=code_folder,
                 cwd=cwd,
@@ -268,9 +281,6 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
                 away_dir=host.owner.away_dir if host.owner.signs else "",
             )
         )
-        if node_rank == 0 and program.check:
-            check = [word.replace(DATA, data) if data else word for word in program.check]
-            plan = replace(plan, check=(host.env_python, *check))
     return replace(plan, nodes=tuple(nodes))
 
 
@@ -283,13 +293,13 @@ def choose_port(facts: NodeFacts, typed: int | None, used_ports: Collection[int]
     if not free_ports:
         end = FIRST_PORT + PORT_COUNT - 1
         raise Refused([problem("no-port", name=facts.host, first=FIRST_PORT, last=end)])
-    # A later attempt must not use the typed port again (Attempts.ports).
+    # A later attempt must not use the typed port again (Attempts.used_ports).
     return typed if typed is not None and typed not in used_ports else free_ports[0]
 
 
 def choose_rank_port(facts: NodeFacts, typed: int | None, used_ports: Collection[int]) -> int:
-    """Return a free port for the store that the ranks make: launch has a store of its own at
-    choose_port. Raises Refused if there is no free port."""
+    """Return a free port on node 0 for the ranks' store; the store of launch already has the port
+    of `choose_port`. Raises Refused if there is no other free port."""
     avoided_ports = {*used_ports, choose_port(facts, typed, used_ports)}
     free_ports = [port for port in facts.free_ports if port not in avoided_ports]
     if not free_ports:
@@ -303,9 +313,9 @@ def choose_rank_port(facts: NodeFacts, typed: int | None, used_ports: Collection
 def choose_interface(host: Host, facts: NodeFacts) -> str | None:
     """Return the network interface through which a node reaches its peers; None if it is unknown,
     or without peers. Raises Refused if different peers need different interfaces."""
-    if host.interface:
+    if host.interface:  # the inventory names it
         return host.interface
-    # Gloo and NCCL use one interface for all peers.
+    # Gloo and NCCL use one interface for all peers. facts.interfaces is {peer: interface}.
     names = {name for name in facts.interfaces.values() if name}
     if len(names) > 1:
         ways = ", ".join(f"{peer} by {name}" for peer, name in facts.interfaces.items())

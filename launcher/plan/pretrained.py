@@ -27,14 +27,14 @@ from launcher.machines.inventory import CHECKOUT
 from launcher.node.machine import file_sha256
 
 CACHE, BUNDLE = CHECKOUT / ".tandem/weights", CHECKOUT / "bundle/weights"
-TORCHVISION = "torchvision:"
+TORCHVISION = "torchvision:"  # begins WEIGHTS=, as TIMM does
 TABLE = Path(__file__).with_name("torchvision.txt")
-TORCH = "https://download.pytorch.org/models"
+TORCH_MODELS = "https://download.pytorch.org/models"
 HUB = "https://huggingface.co"  # unless the user names a mirror in HF_ENDPOINT
-SECONDS = 60.0  # that a server may send nothing
-PIECE = 1 << 20  # bytes
-SHORT = 8  # digits of a hash in a message
-MOST_BYTES = 8 << 30  # of a file; the largest file of torchvision has 2.6 GB
+SILENCE_SECONDS = 60.0  # that a server may send nothing
+PIECE_BYTES = 1 << 20
+SHOWN_DIGITS = 8  # of a hash in a message
+MAX_BYTES = 8 << 30  # of a file; the largest file of torchvision has 2.6 GB
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def find_weights(settings: Options) -> Pretrained:
                 f"{', '.join(TORCHVISION + name for name in files)}."
             )
         stem, _, digits = file.removesuffix(".pth").rpartition("-")
-        return Pretrained(typed, model, f"{TORCH}/{file}", stem, ".pth", digits)
+        return Pretrained(typed, model, f"{TORCH_MODELS}/{file}", stem, ".pth", digits)
     # MODEL=timm:resnet50.a1_in1k has a tag, too; the tag in WEIGHTS replaces this tag.
     tag = typed[len(TIMM) :]
     name = f"{model[len(TIMM) :].partition('.')[0]}.{tag}"
@@ -108,12 +108,14 @@ def fetch(weights: Pretrained, say: Callable[[str], None], into: Path | None = N
             stated = weights.sha256 or _read_stated_sha256(weights.address)
             sha256 = _download(weights.address, fresh)
             if not sha256.startswith(stated):
+                begin, stated_begin = sha256[:SHOWN_DIGITS], stated[:SHOWN_DIGITS]
                 raise UserError(
                     f"WEIGHTS={weights.typed}: {weights.address} sent an unexpected file: its "
-                    f"SHA-256 starts with {sha256[:SHORT]}, not {stated[:SHORT]}. Try again, "
+                    f"SHA-256 starts with {begin}, not {stated_begin}. Try again, "
                     "or type a file with weights."
                 )
-            # The file gets its name only after it is complete and checked.
+            # The file gets its name only after it is complete and checked. The name has the stated
+            # digits, or else all of them.
             target = folder / f"{weights.stem}-{weights.sha256 or sha256}{weights.suffix}"
             fresh.replace(target)
             advice = "; the server published no checksum: compare it with a checksum that you trust"
@@ -123,7 +125,7 @@ def fetch(weights: Pretrained, say: Callable[[str], None], into: Path | None = N
         reason = f"there is no such file ({error.code} {error.reason})"
     except (urllib.error.URLError, HTTPException, ValueError, TimeoutError) as error:
         reason = f"it cannot be fetched ({getattr(error, 'reason', None) or error})"
-    except OSError as error:
+    except OSError as error:  # of the disk: the errors above are OSErrors, too
         path = error.filename or relative(folder)
         raise UserError(
             f"WEIGHTS={weights.typed} could not be stored: {path}: {error.strerror or error}."
@@ -140,7 +142,7 @@ class _RefuseRedirect(urllib.request.HTTPRedirectHandler):
     """Raises HTTPError for a redirect."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
+        return None  # urllib then treats the redirect as an error
 
 
 def _read_stated_sha256(address: str) -> str:
@@ -150,7 +152,9 @@ def _read_stated_sha256(address: str) -> str:
     # redirects states none, so the redirect is not followed.
     request = urllib.request.Request(address, method="HEAD")  # noqa: S310 checked
     try:
-        with urllib.request.build_opener(_RefuseRedirect).open(request, timeout=SECONDS) as answer:
+        with urllib.request.build_opener(_RefuseRedirect).open(
+            request, timeout=SILENCE_SECONDS
+        ) as answer:
             headers = answer.headers
     except urllib.error.HTTPError as error:
         if error.code >= 400:
@@ -162,20 +166,23 @@ def _read_stated_sha256(address: str) -> str:
 
 def _download(address: str, path: Path) -> str:
     """Download a file, and return its SHA-256. Raises errors of urllib, ValueError for more than
-    MOST_BYTES or a size other than the stated size, and OSError if the disk fails."""
+    MAX_BYTES or a size other than the stated size, and OSError if the disk fails."""
     digest, size = hashlib.sha256(), 0
-    with path.open("wb") as file, urllib.request.urlopen(address, timeout=SECONDS) as answer:  # noqa: S310
+    with (
+        path.open("wb") as file,
+        urllib.request.urlopen(address, timeout=SILENCE_SECONDS) as answer,  # noqa: S310
+    ):
         while True:
             try:
-                piece = answer.read(PIECE)
+                piece = answer.read(PIECE_BYTES)
             except OSError as error:  # of the connection; errors of the disk stay OSErrors
                 raise urllib.error.URLError(error) from error
             if not piece:
                 break
             size += len(piece)
             # A server may state no size or a wrong size, so the received bytes are counted.
-            if size > MOST_BYTES:
-                raise ValueError(f"it has more than {MOST_BYTES >> 30} GiB")
+            if size > MAX_BYTES:
+                raise ValueError(f"it has more than {MAX_BYTES >> 30} GiB")
             file.write(piece)
             digest.update(piece)
         stated = answer.headers.get("Content-Length")

@@ -24,12 +24,13 @@ from contract.text import decode_text, pluralize, read_bytes
 from launcher.folders import relative
 from launcher.plan.pip_settings import absolute
 
+# Limits for files that a stranger may have written.
 MAX_FILES, MAX_FILE_BYTES = 64, 4 << 20
 MAX_LINES, MAX_LINE_LENGTH = 10_000, 1 << 16
 # A line such as `# -*- coding: latin-1 -*-`, as the first or second line.
 CODING = re.compile(rb"(?:[^\n]*\n)?#[^\n]*?coding[:=]\s*([-\w.]+)")
 # The byte order mark of UTF-32-LE begins with that of UTF-16-LE, so UTF-32-LE comes first.
-UNICODE = ("utf-8", "utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
+UNICODE_ENCODINGS = ("utf-8", "utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
 COMMENT = re.compile(r"(^|(?<=\s))#.*$")
 # Printable characters except a backslash, which would continue the line in the file for uv.
 REQUIREMENT = re.compile(r"[\t -\[\]-~]+")
@@ -37,7 +38,7 @@ WHEEL = re.compile(r"https://[\w.~:/@!&=+,%-]+\.whl(#sha256=[0-9a-f]{64})?", re.
 ARCHIVES = (".whl", ".zip", ".gz", ".bz2", ".xz", ".tar", ".tgz")
 ADDRESS, PATH = r"https?://[!-~]+", r"(?!\w+://).+"
 # The options of pip that are supported, and their values. Tandem always behaves like the last two.
-OPTIONS = {
+PIP_OPTIONS = {
     "requirement": PATH,
     "constraint": PATH,
     "hash": r"sha(256|384|512):[0-9a-f]{64,128}",
@@ -50,7 +51,7 @@ OPTIONS = {
     "prefer-binary": "",
     "only-binary": ":all:",
 }
-SHORT = {"r": "requirement", "c": "constraint", "i": "index-url", "f": "find-links"}
+SHORT_OPTIONS = {"r": "requirement", "c": "constraint", "i": "index-url", "f": "find-links"}
 OWN_WHEEL = (
     "Only wheels are installed, because a source runs code while it is built: if you trust it, "
     "make a wheel of it (`pip wheel --wheel-dir FOLDER ...`) and add the line `--find-links "
@@ -58,7 +59,7 @@ OWN_WHEEL = (
 )
 REMEDY = (
     "Tandem supports `name[extra]>=1.0; marker --hash=sha256:...`, `name @ https://....whl` "
-    f"and {', '.join(f'--{name}' for name in OPTIONS)} :all:. Instead of a file or a folder, "
+    f"and {', '.join(f'--{name}' for name in PIP_OPTIONS)} :all:. Instead of a file or a folder, "
     "write names and versions (`pip list --format=freeze > requirements.txt` lists those of "
     "a conda environment). Tandem does not expand variables, because an address could send "
     "their values to anybody: put the password of an index into pip's own settings or "
@@ -84,6 +85,7 @@ class Package:
         return next(pins, "")
 
     def line(self) -> str:
+        """Return the package as a line of a requirements file."""
         return " ".join([str(self.requirement), *(f"--hash={digest}" for digest in self.hashes)])
 
 
@@ -114,15 +116,15 @@ def read_requirements(path: Path) -> RequirementsFile:
     # Dictionaries keep each package once, in the order of the lines.
     packages: dict[str, dict[Package, None]] = {"requirement": {}, "constraint": {}}
     options: list[tuple[str, str]] = []
-    lines: list[str] = []
-    rejected: list[str] = []
-    files: set[tuple[Path, str]] = set()
+    lines: list[str] = []  # of all files
+    rejected: list[str] = []  # lines that Tandem cannot use, for the message
+    files: set[tuple[Path, str]] = set()  # (real path, kind) of all files that were read
     folder = path.parent.resolve()
 
     def read_file(path: Path, kind: str) -> None:
         """Read a file whose packages are of this kind, "requirement" or "constraint"."""
         real_path = path.resolve()
-        if (real_path, kind) in files:
+        if (real_path, kind) in files:  # files may include each other
             return
         files.add((real_path, kind))
         if real_path.suffix not in (".txt", ".in") and not real_path.is_relative_to(folder):
@@ -134,7 +136,7 @@ def read_requirements(path: Path) -> RequirementsFile:
         # Decode the file as pip does: by a byte order mark, a coding line, or else as UTF-8.
         try:
             content = read_bytes(path, MAX_FILE_BYTES)
-            encodings = (e for e in UNICODE if content.startswith("\ufeff".encode(e)))
+            encodings = (e for e in UNICODE_ENCODINGS if content.startswith("\ufeff".encode(e)))
             if mark := next(encodings, None):
                 text = content.decode(mark)[1:]
             else:
@@ -199,14 +201,16 @@ def parse_line(line: str) -> tuple[Package | None, list[tuple[str, str]]]:
         raise ValueError
     # Options begin at the first - after a space: `tool==1.0 --hash=sha256:0123...`.
     text, *words = re.split(r"(?:^|(?<=\s))(?=-)", line, maxsplit=1)
-    long_options = [name + ("=" if values else "") for name, values in OPTIONS.items()]
+    # For getopt, `=` marks an option that has a value.
+    long_options = [name + ("=" if pattern else "") for name, pattern in PIP_OPTIONS.items()]
     try:
         pairs, surplus = getopt.getopt(shlex.split("".join(words)), "r:c:i:f:", long_options)
     except getopt.GetoptError as error:
         raise ValueError(str(error)) from None
-    options = [(SHORT.get(name.strip("-"), name.strip("-")), value) for name, value in pairs]
+    typed = [(name.strip("-"), value) for name, value in pairs]
+    options = [(SHORT_OPTIONS.get(name, name), value) for name, value in typed]
     names = {name for name, _ in options}
-    is_known = all(re.fullmatch(OPTIONS[name], value) for name, value in options)
+    is_known = all(re.fullmatch(PIP_OPTIONS[name], value) for name, value in options)
     if surplus or not is_known or "${" in line or not line.replace("\t", " ").isprintable():
         raise ValueError
     if not text:

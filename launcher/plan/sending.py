@@ -80,7 +80,7 @@ def _build_layer_once(requirements: RequirementsFile, environment: Environment) 
 
 def current_code(program: Program) -> Code:
     """Return the code of Tandem and of the user, as it was at the first call. Raises UserError."""
-    return code.current(program.folder, program.script_folder)
+    return code.take_snapshot(program.folder, program.script_folder)
 
 
 def file_codes(program: Program) -> tuple[Code, ...]:
@@ -128,7 +128,7 @@ def explain_missing_file(program: Program, error: str, host: str) -> str | None:
         # The error may have the path on the machine, .../work/<host>/data/x.csv, or the path here.
         inside = name.rpartition(f"/{WORK}/{host}/")[2].removeprefix(f"{program.folder}/")
         inside = posixpath.normpath(inside)
-        reason = files.why_not(inside)
+        reason = files.reason_unsent(inside)
         if reason and (program.folder / inside).exists():
             return (
                 f"{inside} is here and was not sent ({reason}): have it sent, or put it on all "

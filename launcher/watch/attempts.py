@@ -1,7 +1,7 @@
 """Keeps the attempts of a run in attempts.json, and puts into words how a run ended.
 
 lifecycle.py and errand.py begin and end the attempts. lifecycle.py decides whether another attempt
-begins. `exit_code` returns the run's exit code.
+begins. `choose_exit_code` returns the run's exit code.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ MAX_LINE_BYTES = 1 << 20  # Tandem writes no longer lines
 class Outcome:
     """Describes how an attempt ended."""
 
-    status: str
-    cause: Failure | None
+    status: str  # finished, stopped or failed
+    cause: Failure | None  # the first cause; None if nothing failed
     wall_seconds: float
     lost_hosts: list[str]  # silent for too long, or their connection broke
     exits: dict[str, Exit]  # by host: the last frame of each guard that sent an exit frame
     unreported_hosts: list[str] = field(default_factory=list)  # their guards sent no exit frame
-    regroup: str | None = None  # why the run continues with other machines
+    regroup_reason: str | None = None  # why it stopped to continue on other machines
     silent_ranks: Sequence[str] = ()  # lines that say at which place in the code ranks waited
 
 
@@ -54,7 +54,7 @@ class Attempts:
 
     def __init__(self, folder: Path):
         self.path = folder / "attempts.json"
-        self.list: list[dict[str, Any]] = []
+        self.list: list[dict[str, Any]] = []  # boundary.run_files.Attempt
         self.problem: str | None = None  # why the file could not be written
         self.status = "running"  # of the run
         if self.path.exists():
@@ -62,14 +62,14 @@ class Attempts:
             self.list, self.status = document["attempts"], document["status"]
 
     @property
-    def ports(self) -> frozenset[int]:
+    def used_ports(self) -> frozenset[int]:
         """The master ports of earlier attempts. No later attempt may use these ports: ranks on a
         machine that was frozen may still connect to them."""
         return frozenset(attempt["master_port"] for attempt in self.list)
 
     def begin(self, plan: Plan, reason: str, unix: float, checkpoint: str | None = None) -> None:
         """Add an attempt that begins at the time `unix`. `reason`: why it begins; `checkpoint`:
-        the name of the checkpoint from which it resumes."""
+        the name of the checkpoint from which a script resumes, if Tandem has chosen it."""
         self.list.append(
             {
                 "attempt": plan.attempt,
@@ -82,11 +82,12 @@ class Attempts:
                 "wall_seconds": None,
                 "reason": reason,
                 "status": "running",
+                # `read_starts` copies these two from the ranks' records.
                 "resumed_samples": 0,
                 "decided": None,
                 "first_cause": None,
                 "silent_ranks": [],
-                "to_resume": None,
+                "to_resume": None,  # the command that continues the run (note_how_to_resume)
                 "went_on_from": checkpoint,
             }
         )
@@ -103,7 +104,8 @@ class Attempts:
         self._write("running")
 
     def close_broken(self) -> int:
-        """End the attempts of a launcher process that died. Return the last attempt's number."""
+        """End the attempts of a launcher process that died. Return the last attempt's number, or 0
+        without any attempt."""
         # No other launcher process can be using these attempts now: the caller holds the lock.
         for attempt in self.list:
             if attempt["status"] == "running":
@@ -114,10 +116,9 @@ class Attempts:
 
     def read_starts(self) -> None:
         """Copy the resumed position and the decisions of each attempt from the ranks' records."""
-        # All ranks of an attempt write the same: reading stops when every attempt has one line.
+        # All ranks of an attempt write the same, so one line for each attempt is enough.
         pending = {attempt["attempt"]: attempt for attempt in self.list}
-        paths = self.path.parent.glob("nodes/*/rank*.steps.jsonl")
-        for start in (line for path in paths for line in lines_of(path, run_files.Start)):
+        for start in read_run_lines(self.path.parent, run_files.Start):
             if attempt := pending.pop(start.attempt, None):
                 attempt["resumed_samples"] = start.resumed_samples
                 attempt["decided"] = to_builtins(start.decided)
@@ -138,20 +139,19 @@ class Attempts:
 
     @staticmethod
     def has_checkpoint(folder: Path) -> bool:
-        """Return whether a rank wrote a checkpoint, according to the copied records in a folder."""
-        paths = folder.glob("nodes/*/rank*.steps.jsonl")
-        return any(line.file for path in paths for line in lines_of(path, run_files.Checkpoint))
+        """Return whether a rank wrote a checkpoint, by the records in the run's folder."""
+        return any(line.file for line in read_run_lines(folder, run_files.Checkpoint))
 
     def find_unusable_checkpoints(self, folder: Path) -> frozenset[str]:
         """Return the checkpoints from which the newest attempts could not continue: in each of
         these attempts a rank exited with an error before any rank had timed a step."""
         names = set()
-        # Going back in time, stop at the first attempt that made a step, or that failed for another
+        # Going back in time, stop at the first attempt that made a step, or that ended for another
         # reason such as a lost machine. Such an attempt proves nothing against its checkpoint.
         for attempt in reversed(self.list):
             name, cause = attempt.get("went_on_from"), attempt.get("first_cause") or {}
-            paths = folder.glob(f"nodes/*/rank*.{attempt['attempt']}.steps.jsonl")
-            has_steps = any(True for path in paths for _ in lines_of(path, run_files.Step))
+            steps = read_run_lines(folder, run_files.Step, attempt["attempt"])
+            has_steps = any(True for _ in steps)
             rank_failed = cause.get("rank") is not None and cause.get("exit_code")
             if not name or not rank_failed or has_steps:
                 break
@@ -175,7 +175,15 @@ class Attempts:
             )
 
 
-def lines_of(path: Path, kind: type[Struct]) -> Iterator[Any]:
+def read_run_lines(folder: Path, kind: type[Struct], attempt: int | None = None) -> Iterator[Any]:
+    """Yield the lines of this kind from the timings of all ranks in a run's folder, of one attempt
+    or of all attempts."""
+    names = "rank*.steps.jsonl" if attempt is None else f"rank*.{attempt}.steps.jsonl"
+    for path in folder.glob(f"nodes/*/{names}"):
+        yield from read_record_lines(path, kind)
+
+
+def read_record_lines(path: Path, kind: type[Struct]) -> Iterator[Any]:
     """Yield the lines of this kind from a rank's *.steps.jsonl. Records are not trusted, so invalid
     lines and unreadable files are skipped."""
     # A line of kind Start is like {"kind": "start", "attempt": 1, ...}: its tag is "start".
@@ -194,7 +202,7 @@ def lines_of(path: Path, kind: type[Struct]) -> Iterator[Any]:
 MAX_PROCESSES, MAX_CHARACTERS = 5, 200
 
 
-def describe(cause: dict[str, Any]) -> list[str]:
+def describe_cause(cause: dict[str, Any]) -> list[str]:
     """Return lines about the first cause: what happened, the remedy, and the last output."""
     lines = [_add_full_stop(cause["message"]), f"What to do: {_add_full_stop(cause['remedy'])}"]
     if cause["last_lines"]:
@@ -206,7 +214,7 @@ def _add_full_stop(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else text + "."
 
 
-def leftovers(outcome: Outcome) -> list[str]:
+def describe_leftovers(outcome: Outcome) -> list[str]:
     """Return a line for each node that says which processes of the attempt are still alive."""
     lines = []
     for host, frame in outcome.exits.items():
@@ -231,8 +239,8 @@ def leftovers(outcome: Outcome) -> list[str]:
     return lines
 
 
-def exit_code(outcome: Outcome, is_complete: bool = True) -> int:
-    """Return the run's exit code. `is_complete`: all files of the run are on this machine."""
+def choose_exit_code(outcome: Outcome, is_complete: bool = True) -> int:
+    """Return the run's exit code. `is_complete`: this machine has all files that it should."""
     if outcome.status == "finished":
         return 0 if is_complete else UNWRITTEN
     if outcome.status == "stopped":
@@ -240,7 +248,7 @@ def exit_code(outcome: Outcome, is_complete: bool = True) -> int:
     return outcome.cause.run_exit_code if outcome.cause else 1
 
 
-def cannot_go_on() -> str:
+def explain_missing_resume_args() -> str:
     """Explain that a script cannot be resumed without RESUME_ARGS."""
     return (
         "to continue this run, type `make train RESUME=` with its name, and RESUME_ARGS= with the "
@@ -248,10 +256,10 @@ def cannot_go_on() -> str:
     )
 
 
-def how_to_resume(run: str, saved: bool, cause: Failure | None) -> str:
-    """Return the command that continues a run, or the reason why the run cannot continue. `saved`:
-    the run has a checkpoint."""
-    if not saved:
+def explain_how_to_resume(run: str, has_checkpoint: bool, cause: Failure | None) -> str:
+    """Return the command that continues a run, or the reason why the run cannot or should not
+    continue."""
+    if not has_checkpoint:
         return (
             "this run cannot be resumed, because it ended before its first checkpoint: start "
             "a new run"
@@ -262,9 +270,9 @@ def how_to_resume(run: str, saved: bool, cause: Failure | None) -> str:
     return refusal.format(run=run) if refusal else f"to continue from its checkpoint: {command}"
 
 
-def not_copied(folder: Path, error: Exception) -> str:
-    """Return a message about an error of this machine's disk while files were copied: it says where
-    the files are still found."""
+def explain_uncopied_files(folder: Path, error: Exception) -> str:
+    """Return a message about an error of this machine's disk while files were copied into `folder`.
+    The message says where the files still are."""
     return (
         f"the control node could not write the run's records and checkpoints ({error}): files "
         f"that are missing in {relative(folder)} are still on the machines, in "

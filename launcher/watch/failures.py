@@ -18,7 +18,7 @@ from typing import Any
 
 from contract import verbs
 from contract.errors import BAD_INPUT, DATA_LOST, DIVERGED, OUT_OF_MEMORY, STOPPED
-from launcher.watch.known_errors import KNOWN_ERRORS, SIGNALS
+from launcher.watch.known_errors import KNOWN_ERRORS, SIGNAL_MEANINGS
 
 # Gaps have a limit: with `.*`, matching a line that repeats the first word takes time that grows
 # with the square of its length.
@@ -26,7 +26,7 @@ PEER_LOST = re.compile(
     r"connection closed by peer|connection reset by peer|broken pipe|socket closed|"
     r"connect(ion)? (to .{0,200})?refused|remote process has exited|ncclRemoteError|"
     r"timed? ?out (waiting|after)|timeout.{0,200}(barrier|store|allreduce|broadcast|recv|send)|"
-    r"watchdog caught collective|failed to (recv|send).{0,200}got (0|\d+) bytes|"
+    r"watchdog caught collective|failed to (recv|send).{0,200}got \d+ bytes|"
     r"Connect timeout|DistNetworkError|DistStoreError|store->get|"
     r"gloo/transport.{0,200}(closed|reset|timeout|timed out|refused|Connect)",
     re.IGNORECASE,
@@ -143,7 +143,8 @@ class Failure:
     def words(self) -> dict[str, object]:
         """Return {name: text} to fill the sentences of a FailureKind. Unknown names are absent."""
         newest_line = self.last_lines[-1] if self.last_lines else None
-        launch_signal = LAUNCH_SIGNAL.search(self.text[-4000:])  # among launch's last lines
+        # launch prints the signal near its end. The limit keeps the search fast.
+        launch_signal = LAUNCH_SIGNAL.search(self.text[-4000:])
         message = self.trainer_message
         words = {
             "host": self.host,
@@ -234,7 +235,6 @@ def _evidence_has(pattern: str) -> Callable[[Failure], bool]:
 
 def _lost_its_peer(failure: Failure) -> bool:
     """Return whether a rank failed only because another process is gone."""
-    is_aborted = failure.signal == "SIGABRT"
     if failure.source != "worker" and not (failure.source == "left" and failure.exception):
         return False
     # A trainer exits with STOPPED only after a request to stop, which has another cause.
@@ -242,11 +242,12 @@ def _lost_its_peer(failure: Failure) -> bool:
         return True
     lines = [line[:SEARCHED_CHARACTERS] for line in failure.last_lines]
     # NCCL's watchdog aborts a process that has printed no error of its program.
+    is_aborted = failure.signal == "SIGABRT"
     if failure.signal is None or is_aborted:
         has_error = failure.exception or (is_aborted and failure.trainer_message)
         if not has_error and NCCL_PEER_LOST.search("\n".join(lines)):
             return True
-    if failure.signal is not None:
+    if failure.signal is not None:  # the signal is the reason, whatever the rank has printed
         return False
     # Programs that print no exception name the lost peer in one of their last three lines.
     text = (failure.exception or "\n".join(lines[-3:]))[: 3 * SEARCHED_CHARACTERS]
@@ -261,15 +262,14 @@ def _make_signal_kinds(name: str, meaning: str, remedy: str) -> tuple[FailureKin
     # The double braces keep {host}, {who} and {after} for Failure.words().
     launch = f"{{host}}: torch.distributed.launch was ended by {name}{{after}}: {meaning}"
     rank = f"{{who}} was ended by {name}{{after}}: {meaning}"
-    return (  # `None` is the priority: another kind answers this question
-        FailureKind(_signal_is(name, "launch"), None, launch, remedy),
-        FailureKind(_signal_is(name), None, rank, remedy),
+    return (
+        FailureKind(_signal_is(name, "launch"), sentence=launch, remedy=remedy),
+        FailureKind(_signal_is(name), sentence=rank, remedy=remedy),
         # Launch itself was not killed, but reports the signal of a process that it started.
         FailureKind(
             lambda failure: failure.source == "launch" and failure.words().get("killed_by") == name,
-            None,
-            f"{KILLED_IN_LAUNCH}: {meaning}",
-            remedy,
+            sentence=f"{KILLED_IN_LAUNCH}: {meaning}",
+            remedy=remedy,
         ),
     )
 
@@ -302,7 +302,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         )
         for error in KNOWN_ERRORS
     ),
-    *(kind for name, texts in SIGNALS.items() for kind in _make_signal_kinds(name, *texts)),
+    *(kind for name, texts in SIGNAL_MEANINGS.items() for kind in _make_signal_kinds(name, *texts)),
     FailureKind(
         lambda failure: failure.signal is not None,
         sentence="{who} ended by {signal}",
@@ -315,7 +315,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         remedy=READ_BELOW,
         reason="{who} failed: {exception}",
     ),
-    # In these failures no process of the program has an exit code other than 0.
+    # In these failures no process of the program has an exit code other than 0, so the run has 1.
     FailureKind(
         _source_is("busy", "paused", "gone", "guard", "hung", "alone", "left", "idle"), exit_code=1
     ),
@@ -389,7 +389,8 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         general_remedy="find out who killed it; with RESUME_ARGS= and "
         "MAX_RESTARTS=3, Tandem restarts the run",
     ),
-    # For signals outside SIGNALS. Without a signal {killed_by} is unknown; the next kind answers.
+    # For signals without a meaning in the table. Without a signal {killed_by} is unknown, and the
+    # next kind answers.
     FailureKind(_source_is("launch"), sentence=KILLED_IN_LAUNCH, remedy=READ_BELOW),
     FailureKind(
         _source_is("launch"),

@@ -1,7 +1,7 @@
 """Sends an attempt's code, starts a guard on each node, and copies the records that guards send.
 
 lifecycle.py and errand.py deliver files and start guards. Then watch.py reads the guards' frames
-(docs/guard-protocol.md) and sends them orders through Guarded. launcher/node/guard.py is the guard.
+(docs/guard-protocol.md), and orders them by GuardConnection. launcher/node/guard.py is the guard.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from launcher.node.machine import current_user
 from launcher.outputs import show_names
 from launcher.plan import code
 from launcher.plan.code import Delivery
-from launcher.plan.layer import DAYS
+from launcher.plan.layer import UNUSED_DAYS
 from launcher.plan.plan import NodePlan, Plan
 
-# $1 is a folder with one version of the code or one layer, $2 is DAYS. The command marks the folder
-# as used now, and removes its neighbours that no run has used for DAYS.
+# $1 is a folder with one version of the code or one layer, $2 is UNUSED_DAYS. The command marks the
+# folder as used now, and removes its neighbours that no run has used for so long.
 MARK_USED = (
     'touch "$1" && find "${1%/*}" -mindepth 1 -maxdepth 1 -mtime "+$2" -exec rm -rf -- "{}" +'
 )
@@ -47,29 +47,30 @@ def deliver(
     deliveries: Iterable[Delivery], machines: OpenMachines, say: Callable[[str], None]
 ) -> None:
     """Send files to the machines that lack them, and check that they arrived. Remove versions that
-    were not used for DAYS from the machines. Raises MachineError."""
+    were not used for UNUSED_DAYS from the machines. Raises MachineError."""
     hosts, nodes, facts = machines.hosts, machines.nodes, machines.facts
     # Code, weights and packages change rarely, so most machines have them from an earlier run.
     for delivery in deliveries:
-        sent = delivery.code
-        folders = {h.name: f"{facts[h.name].absolute(h.node_dir)}/{sent.folder}" for h in hosts}
-        have_files = engine.map_parallel(
-            partial(_has_files, sent.sha256), [(nodes[h.name], folders[h.name]) for h in hosts]
-        )
+        files = delivery.code
+        folders = {h.name: f"{facts[h.name].absolute(h.node_dir)}/{files.folder}" for h in hosts}
+        check_host = partial(_has_files, files.sha256, nodes, folders)
+        have_files = engine.map_parallel(check_host, [host.name for host in hosts])
         lacking = [host for host, has_files in zip(hosts, have_files) if not has_files]
         if lacking:
             say(f"{delivery.lead} {', '.join(host.name for host in lacking)}")
-            code.send(sent, {host.name: nodes[host.name] for host in lacking}, folders)
-            check_code(sent.sha256, lacking, nodes, folders)
+            code.send(files, {host.name: nodes[host.name] for host in lacking}, folders)
+            check_code(files.sha256, lacking, nodes, folders)
 
 
-def _has_files(sha256: str, node_and_folder: tuple[Node, str]) -> bool:
-    """Return whether a folder on a node has exactly the files of this hash. Remove a folder with
-    other files, and mark the right folder as used."""
-    node, folder = node_and_folder
-    folder_sha256 = remote.tree_sha256(node, folder)
+def _has_files(sha256: str, nodes: dict[str, Node], folders: dict[str, str], name: str) -> bool:
+    """Return whether the folder on the machine `name` has exactly the files of this hash. Remove a
+    folder with other files, and mark the right folder as used."""
+    node, folder = nodes[name], folders[name]
+    folder_sha256 = remote.tree_sha256(
+        node, folder
+    )  # "" without the folder, None without an answer
     if folder_sha256:
-        mark_used = ["sh", "-c", MARK_USED, "sh", folder, str(DAYS)]
+        mark_used = ["sh", "-c", MARK_USED, "sh", folder, str(UNUSED_DAYS)]
         # An error of this command does not matter: check_code decides after the files were sent.
         with contextlib.suppress(OSError, UserError):
             argv = mark_used if folder_sha256 == sha256 else ["rm", "-rf", "--", folder]
@@ -80,8 +81,8 @@ def _has_files(sha256: str, node_and_folder: tuple[Node, str]) -> bool:
 def check_code(
     sha256: str, hosts: list[Host], nodes: dict[str, Node], folders: dict[str, str]
 ) -> None:
-    """Check that the folders on these machines have the files of this hash. Raises MachineError
-    with a problem for each machine whose files differ."""
+    """Check that the folders on these machines, {host: folder}, have the files of this hash. Raises
+    MachineError with a problem for each machine whose files differ."""
 
     def check_host(host: Host) -> str | None:
         if remote.tree_sha256(nodes[host.name], folders[host.name]) == sha256:
@@ -104,7 +105,7 @@ def lay_out(
     runs. Make the folders `outputs` there. Raises MachineError."""
 
     def lay_out_on(node: NodePlan) -> str | None:
-        sent, work = f"{node.code}/{code.OWN}", f"{node.output}/{code.WORK}/{node.host}"
+        sent, work = f"{node.code}/{code.USER_FILES}", f"{node.output}/{code.WORK}/{node.host}"
         call = f"lay_out({remote.MARK!r}, {sent!a}, {work!a}, {[*outputs]!a})"
         try:
             answer = remote.ask(machines.nodes[node.host], "launcher.node.work", call, LaidOut)
@@ -129,14 +130,16 @@ def lay_out(
 def start_guards(plan: Plan, machines: OpenMachines) -> dict[str, Process]:
     """Start the guards of all nodes at the same time. Each guard then waits for its task. Returns
     {host: process}."""
-    argv = {
-        n.host: [engine.find_engine(n.connection).guard_python, "-IB", f"{n.code}/launcher/node"]
-        for n in plan.nodes
-    }
-    # With -I, packages of the user and PYTHON* variables on the node cannot change the guard. With
-    # -B, Python writes no .pyc files into the folder of the code.
-    processes = engine.map_parallel(lambda h: machines.nodes[h].start([*argv[h], plan.unit]), argv)
-    return dict(zip(argv, processes))
+
+    def start(node: NodePlan) -> Process:
+        python = engine.find_engine(node.connection).guard_python
+        # With -I, packages of the user and PYTHON* variables on the node cannot change the guard.
+        # With -B, Python writes no .pyc files into the folder of the code.
+        argv = [python, "-IB", f"{node.code}/launcher/node", plan.unit]
+        return machines.nodes[node.host].start(argv)
+
+    processes = engine.map_parallel(start, plan.nodes)
+    return {node.host: process for node, process in zip(plan.nodes, processes)}
 
 
 def make_task(plan: Plan, node: NodePlan) -> dict[str, Any]:
@@ -145,10 +148,10 @@ def make_task(plan: Plan, node: NodePlan) -> dict[str, Any]:
     # machine may connect over its loopback.
     loopback = ["127.0.0.1", "::1"] if len(node.ranks) > 1 else []
     # In a measurement each node trains alone (measure.separate_nodes), and has a rank 0 of its own.
-    is_separate = sum(0 in other.ranks for other in plan.nodes) > 1
-    members = [node] if is_separate else plan.nodes
-    peers = [*dict.fromkeys(member.address for member in members), *loopback]
-    if sum(len(member.ranks) for member in members) == 1:  # a single rank connects to nobody
+    is_separate = sum(0 in member.ranks for member in plan.nodes) > 1
+    group = [node] if is_separate else plan.nodes  # the nodes whose ranks connect to each other
+    peers = [*dict.fromkeys(member.address for member in group), *loopback]
+    if sum(len(member.ranks) for member in group) == 1:  # a single rank connects to nobody
         peers = []
     # argv and env must be exactly those that a dry run prints (plan.render).
     return {
@@ -173,7 +176,7 @@ def make_task(plan: Plan, node: NodePlan) -> dict[str, Any]:
     }
 
 
-class Guarded:
+class GuardConnection:
     """Keeps the state of one node's guard as the control node knows it, and sends orders to it."""
 
     def __init__(self, node: NodePlan, process: Process, start_time: float):
@@ -189,9 +192,9 @@ class Guarded:
         self.is_lost = False  # the guard was silent for too long, or its connection broke
         self._unsent = bytearray()
 
-    def send(self, line: dict[str, Any]) -> None:
-        """Queue one line, and write as many queued bytes as the pipe accepts."""
-        self._unsent += json.dumps(line).encode() + b"\n"
+    def send(self, order: dict[str, Any]) -> None:
+        """Queue one order as a line, and write as many queued bytes as the pipe accepts."""
+        self._unsent += json.dumps(order).encode() + b"\n"
         self.push()
 
     def renew(self) -> None:
@@ -220,7 +223,7 @@ class Guarded:
 EXTRA_BYTES, PIECE_COST = 4 * MIB, 1024
 
 
-class Copy:
+class RecordCopy:
     """Writes the local copy of one record file of one node."""
 
     def __init__(self, path: Path, max_bytes: int):
@@ -232,7 +235,7 @@ class Copy:
         """Write a piece at the file's end, completely or not at all."""
         # A piece may be missing because the disk was full. Then the offset of no later piece fits,
         # and collect.py fetches the rest of the file after the run.
-        try:
+        with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(self.path, flags, 0o644)
@@ -242,8 +245,6 @@ class Copy:
                     os.ftruncate(descriptor, size)
             finally:
                 os.close(descriptor)
-        except OSError:
-            return
 
 
 class Records:
@@ -252,14 +253,15 @@ class Records:
     def __init__(self, plan: Plan, folder: Path, spool: Spool, max_bytes: int):
         self._spool, self._start = spool, time.monotonic()
         self._copies = {
-            (node.host, name): Copy(folder / "nodes" / node.host / name, max_bytes)
+            (node.host, name): RecordCopy(folder / "nodes" / node.host / name, max_bytes)
             for node in plan.nodes
             for name in records.names(plan.attempt, node.ranks)
         }
 
     def take(self, host: str, frame: Record, payload: bytes) -> None:
-        """Append a piece to a file's copy, unless the copy would exceed its limit. Raises Invalid
-        for an unknown file, for a gap, and for more bytes than a guard sends."""
+        """Append a piece to a file's copy, unless the copy would exceed its limit. Raises Invalid,
+        whose message names what the guard sent, for an unknown file, for a gap, and for more bytes
+        than a guard sends."""
         # The keys of _copies come from the plan, so a machine cannot choose a path.
         copy = self._copies.get((host, frame.file))
         if copy is None:

@@ -25,7 +25,7 @@ KNOWN_ERRORS = tuple(
 )
 
 # {name: (meaning, remedy)}
-SIGNALS = {
+SIGNAL_MEANINGS = {
     "SIGKILL": (
         "somebody killed it, or the kernel did because memory ran out",
         "search `journalctl -k` on that machine for `Out of memory`",

@@ -16,21 +16,21 @@ from launcher.background import LOG_BYTES, SpooledLog
 from launcher.node.errors import BETWEEN
 from launcher.terminal import Terminal
 
-LAST_LINES = 20
-LONGEST = 1 << 16  # bytes; a longer line is cut into pieces, so that a line's memory has a limit
-STALLED = 5.0  # seconds; if a write takes longer, the terminal reports a slow disk
-SHOWN = 4096  # characters of a line on the terminal and in last_lines; the log has the whole line
-HEAD = "Traceback (most recent call last)"
+LAST_LINES = 20  # of a rank that are kept for a failure report
+LINE_PIECE_BYTES = 1 << 16  # a longer line is cut into pieces, so that a line's memory has a limit
+STALL_SECONDS = 5.0  # if a write takes longer, the terminal reports a slow disk
+SHOWN_CHARACTERS = 4096  # of a line, on the terminal and in last_lines; the log has the whole line
+TRACEBACK_HEAD = "Traceback (most recent call last)"
 # Below an error in C++, torch prints `Exception raised from ... (most recent call first):` and then
 # lines such as `frame #3: c10d::ProcessGroupGloo::...`.
-FRAME = re.compile(r"frame #\d+: |Exception raised from .* \(most recent call first\):")
+STACK_FRAME = re.compile(r"frame #\d+: |Exception raised from .* \(most recent call first\):")
 
 
 class Assembler:
     """Makes lines of the bytes that one rank writes to stdout or stderr, without text that a
     carriage return overwrote.
 
-    An Assembler keeps at most LONGEST bytes between two calls. Therefore output without newlines
+    An Assembler keeps at most LINE_PIECE_BYTES between two calls. Therefore output without newlines
     takes no more time per byte than other output.
     """
 
@@ -39,7 +39,7 @@ class Assembler:
 
     # A piece may end anywhere: within a line, within a character, or after a carriage return.
     def feed(self, data: bytes) -> tuple[list[str], str | None]:
-        """Return the complete lines, and the unfinished line if this is a progress bar."""
+        """Return the complete lines, and the unfinished line if it is a progress bar, else None."""
         *complete, self._buffer = (self._buffer + data).split(b"\n")
         if b"\r" in self._buffer:
             # This is a progress bar: only its visible text is kept, behind a carriage return as a
@@ -61,12 +61,12 @@ class Assembler:
 
 
 def _split_line(line: bytes) -> list[bytes]:
-    """Cut a line into pieces of up to LONGEST bytes, between UTF-8 characters."""
+    """Cut a line into pieces of up to LINE_PIECE_BYTES bytes, between UTF-8 characters."""
     pieces = []
-    while len(line) > LONGEST:
-        end = LONGEST
+    while len(line) > LINE_PIECE_BYTES:
+        end = LINE_PIECE_BYTES
         # All bytes of a UTF-8 character except the first begin with the bits 10.
-        while end > LONGEST - 4 and line[end] & 0xC0 == 0x80:
+        while end > LINE_PIECE_BYTES - 4 and line[end] & 0xC0 == 0x80:
             end -= 1
         pieces.append(line[:end])
         line = line[end:]
@@ -74,9 +74,12 @@ def _split_line(line: bytes) -> list[bytes]:
 
 
 def _shorten(line: str) -> str:
-    if len(line) <= SHOWN:
+    """Cut a line to SHOWN_CHARACTERS, and say how many characters only the log has."""
+    if len(line) <= SHOWN_CHARACTERS:
         return line
-    return f"{line[:SHOWN]} ... ({len(line) - SHOWN} more characters in the log)"
+    return (
+        f"{line[:SHOWN_CHARACTERS]} ... ({len(line) - SHOWN_CHARACTERS} more characters in the log)"
+    )
 
 
 def _visible(line: bytes) -> bytes:
@@ -103,12 +106,12 @@ class TracebackFilter:
         shown = []
         for line in lines:
             text = RANK.sub("", line)
-            # A traceback begins with HEAD in Python, after `Original ` in a data loader's error,
-            # and after `╭` in a box that rich draws.
-            if text.startswith((HEAD, "Original", "╭")) and HEAD in text:
+            # A traceback begins with TRACEBACK_HEAD in Python, after `Original ` in the error of a
+            # data loader, and after `╭` in a box that rich draws.
+            if text.startswith((TRACEBACK_HEAD, "Original", "╭")) and TRACEBACK_HEAD in text:
                 self._in_traceback = True
             elif not self._in_traceback:
-                if not FRAME.match(text):
+                if not STACK_FRAME.match(text):
                     shown.append(line)
             elif text.strip() and text[0] not in " \t│╰" and not text.startswith(BETWEEN):
                 # The first line that is neither indented nor part of a box has the error.
@@ -141,6 +144,7 @@ class RankLog:
             self._terminal.bar(f"{self._label} {_shorten(bar)}")
 
     def _write_lines(self, stream: str, lines: list[str]) -> None:
+        """Write lines to the log, and show them on the terminal."""
         if not lines:
             return
         self._file.write(lines)
@@ -203,13 +207,13 @@ class RunLogs:
     def report_disk(self) -> None:
         """Report once when this machine's disk accepts no lines, and once when it does again."""
         state = "lost" if any(log.lost_lines for log in self._logs.values()) else ""
-        if not state and self.terminal.spool.stalled() >= STALLED:
+        if not state and self.terminal.spool.stalled() >= STALL_SECONDS:
             state = "late"
         if state == self._disk_state:
             return
         self._disk_state = state
         logs = f"lines of the logs in {self.folder}"
-        states = {
+        states = {  # {state: how a sentence about the disk ends}
             "lost": f"is full or hangs: {logs} are lost; the run continues: make room",
             "late": f"hangs: {logs} wait in memory; the run continues",
             "": "takes lines again; the logs name the number of lost lines",

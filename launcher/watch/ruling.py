@@ -19,12 +19,13 @@ from report.status import Follower, Judgement
 from report.verdict import wait_words
 from report.wait_rules import WORDS
 
-LOOK_EVERY = 5.0  # seconds
-LAST_LOOK = 5.0  # seconds; the end of an attempt waits no longer for the last look
-# A wait is reported if it still dominates after these seconds. Looks that far apart have few steps
-# in common (report.status.RECENT).
-APART = 45.0
-STEADY = 0.1  # relative change of the wait's share of a step that is allowed between these looks
+# Durations are in seconds.
+LOOK_EVERY = 5.0
+LAST_LOOK = 5.0  # the end of an attempt waits no longer for the last look
+# A wait is reported if it still dominates after this time. Looks that far apart have few steps in
+# common (report.status.RECENT).
+REPORT_AFTER = 45.0
+SHARE_TOLERANCE = 0.1  # the relative change of the wait's share of a step that is allowed meanwhile
 
 
 class Ruling:
@@ -53,9 +54,10 @@ class Ruling:
         self._thread.join(LAST_LOOK)
 
     def _work(self) -> None:
-        over = False
-        while not over:
-            over = self._over.wait(LOOK_EVERY)
+        """Look every LOOK_EVERY seconds and report, and look once more at the end."""
+        is_over = False
+        while not is_over:
+            is_over = self._over.wait(LOOK_EVERY)
             try:
                 progress = self._follower.look()
             except (UserError, OSError):
@@ -65,9 +67,9 @@ class Ruling:
                 return
             if progress is not None:
                 self._standings = progress.stands
-            if progress is not None and not over:
-                self.judge(time.monotonic(), None if progress.hang else progress.judgement)
-                self.note(progress.hang, progress.step, progress.leaving)
+            if progress is not None and not is_over:
+                self.report_wait(time.monotonic(), None if progress.hang else progress.judgement)
+                self.report_hang(progress.hang, progress.step, progress.leaving)
                 # `silent` has a line for each place in the code at which silent ranks stand. While
                 # steps are only slow, these lines are not needed. Each is reported once in a hang.
                 is_stuck = progress.hang or progress.finished
@@ -77,19 +79,19 @@ class Ruling:
                         finished = progress.finished
                         self._say(f"{finished_text(finished)}; {line}" if finished else line)
 
-    def judge(self, now_seconds: float, judgement: Judgement | None) -> None:
-        """Report the dominant wait, once for each kind, if it has dominated for APART seconds."""
+    def report_wait(self, now_seconds: float, judgement: Judgement | None) -> None:
+        """Report the dominant wait, once for each kind, if it has dominated for REPORT_AFTER."""
         kind = judgement.kind if judgement is not None and judgement.recent else None
         if judgement is None or kind not in WORDS or kind in self._reported_kinds:
             self._dominant = None
             return
         share = step_shares(judgement.step)[kind]
         start_seconds, previous_kind, first_share = self._dominant or (now_seconds, kind, share)
-        # If the kind or its share has changed, the APART seconds begin again.
-        if previous_kind != kind or abs(share - first_share) > STEADY * first_share:
+        # If the kind or its share has changed, this time begins again.
+        if previous_kind != kind or abs(share - first_share) > SHARE_TOLERANCE * first_share:
             start_seconds, first_share = now_seconds, share
         self._dominant = start_seconds, kind, first_share
-        if now_seconds - start_seconds >= APART:
+        if now_seconds - start_seconds >= REPORT_AFTER:
             self._reported_kinds.add(kind)
             share_text = wait_words(judgement.step, kind)
             wait = WORDS[kind].format(judgement.step.samples)
@@ -97,8 +99,8 @@ class Ruling:
 
     def note_stop(self) -> None:
         """Keep where the silent ranks stand, before they are stopped."""
-        # The rank that holds up all ranks may obey the stop, too, for example by leaving a read
-        # that hangs. Afterwards its records no longer say where it stood.
+        # Even the rank that holds up all ranks may obey the stop, for example by ending a read that
+        # hangs. Afterwards its records no longer say where it stood.
         self._standings_before_stop = self._standings
 
     def standings(self, attempt: int) -> Sequence[Standing]:
@@ -108,7 +110,7 @@ class Ruling:
         by_rank = {s.rank: s for s in [*newest, *self._standings_before_stop]}
         return [by_rank[rank] for rank in sorted(by_rank)]
 
-    def note(self, hang: Hang | None, step: int | None, leaving: bool) -> None:
+    def report_hang(self, hang: Hang | None, step: int | None, leaving: bool) -> None:
         """Report a hang when it begins and when the run waits for different ranks, and report when
         steps continue. `step`: the newest step; `leaving`: a rank has closed its records, but its
         process still runs."""

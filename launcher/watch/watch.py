@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import selectors
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,7 +25,7 @@ from launcher.plan.plan import Plan
 from launcher.terminal import Stopper, WaitNotice, wakeup
 from launcher.watch.attempts import Outcome
 from launcher.watch.failures import Failure, explain_failure, find_first_cause
-from launcher.watch.guards import Guarded, Records, make_task
+from launcher.watch.guards import GuardConnection, Records, make_task
 from launcher.watch.lines import LAST_LINES, RunLogs
 from launcher.watch.ruling import Ruling
 from report.hang import describe_silent_ranks
@@ -112,9 +111,11 @@ class Watch:
         self._say = logs.terminal.say
         self._stopper = stopper
         self._participants = participants
-        self._regroup: str | None = None  # why the run should go on with other machines
+        self._regroup_reason: str | None = None  # why the run should go on with other machines
         self._begin = self._end = start_time  # `_end`: when a guard last sent data or hung up
-        self._guards = {n.host: Guarded(n, processes[n.host], start_time) for n in plan.nodes}
+        self._guards = {
+            n.host: GuardConnection(n, processes[n.host], start_time) for n in plan.nodes
+        }
         self._records = Records(plan, logs.folder, logs.terminal.spool, plan.options.keep * MIB)
         self._ruling = Ruling(logs.folder, self._say)
         self._pauses = Pauses()
@@ -136,12 +137,23 @@ class Watch:
                     guard.send(make_task(self._plan, guard.node))
             renew_at = time.monotonic() + RENEW_EVERY
             while self._active_guards():
-                stop_requests = self._stopper.asked
-                for guard in self._wait_for_guards(selector, wake, renew_at):
+                stop_requests = self._stopper.stop_requests
+                # Wait for data of a guard until the leases have to be renewed, or SETTLING ends.
+                backlogged = [guard for guard in self._active_guards() if guard.has_backlog]
+                until = renew_at
+                if self._stage is Stage.SETTLING:
+                    until = min(until, self._stage_start + SETTLE)
+                wait = min(max(0.0, until - time.monotonic()), RENEW_EVERY)
+                ready = [key.data for key, _ in selector.select(0.0 if backlogged else wait)]
+                # The wake-up socket has no guard as data. A signal wrote into this socket.
+                if None in ready:
+                    wake.recv(4096)
+                ready = [guard for guard in ready if guard is not None and guard not in backlogged]
+                for guard in backlogged + ready:
                     with self._isolate_errors(guard, selector):
                         self._read(guard)
                     # A new stop request is handled before the output of the remaining guards.
-                    if self._stopper.asked > stop_requests:
+                    if self._stopper.stop_requests > stop_requests:
                         break
                 # `turn_time` is read before the check for pauses. The check notices a pause before
                 # this line. A pause after this line cannot make a guard look silent in this turn.
@@ -161,7 +173,7 @@ class Watch:
                     self._logs.report_disk()
                     # Machines join and leave only while nothing has failed or is being stopped.
                     if self._participants and self._stage is Stage.RUNNING:
-                        self._regroup = self._participants.regroup()
+                        self._regroup_reason = self._participants.find_regroup_reason()
                     if self._notice:
                         started, size = len(self._started), self._plan.world_size
                         self._notice.update(f"{started} of {size} processes run")
@@ -172,7 +184,9 @@ class Watch:
         return self._outcome()
 
     @contextlib.contextmanager
-    def _isolate_errors(self, guard: Guarded, selector: selectors.BaseSelector) -> Iterator[None]:
+    def _isolate_errors(
+        self, guard: GuardConnection, selector: selectors.BaseSelector
+    ) -> Iterator[None]:
         """Turn any error while one guard is handled into a failure of that guard's machine, even if
         the error is a defect of Tandem. Hang up if the guard has ended."""
         try:
@@ -184,7 +198,7 @@ class Watch:
         if guard.ended:
             self._hang_up(guard, selector)
 
-    def _hang_up(self, guard: Guarded, selector: selectors.BaseSelector) -> None:
+    def _hang_up(self, guard: GuardConnection, selector: selectors.BaseSelector) -> None:
         """Unregister a guard that has ended, and close the connection to the guard."""
         keys = selector.get_map().values()
         for fd in [key.fd for key in keys if key.data is guard]:
@@ -195,24 +209,10 @@ class Watch:
                 with contextlib.suppress(Exception):
                     guard.process.close()
 
-    def _wait_for_guards(
-        self, selector: selectors.BaseSelector, wake: socket.socket, until: float
-    ) -> list[Guarded]:
-        """Wait for data of a guard until the time `until`, and return the guards to read."""
-        backlogged = [guard for guard in self._active_guards() if guard.has_backlog]
-        if self._stage is Stage.SETTLING:
-            until = min(until, self._stage_start + SETTLE)
-        wait = min(max(0.0, until - time.monotonic()), RENEW_EVERY)
-        ready = [key.data for key, _ in selector.select(0.0 if backlogged else wait)]
-        # The wake-up socket has no guard as data. A signal wrote into this socket.
-        if None in ready:
-            wake.recv(4096)
-        return backlogged + [g for g in ready if g is not None and g not in backlogged]
-
-    def _active_guards(self) -> list[Guarded]:
+    def _active_guards(self) -> list[GuardConnection]:
         return [guard for guard in self._guards.values() if not guard.ended]
 
-    def _read(self, guard: Guarded) -> None:
+    def _read(self, guard: GuardConnection) -> None:
         """Handle the frames that a guard sent, for about SLICE seconds."""
         data: bytes | None = b""
         if not guard.has_backlog:
@@ -237,14 +237,14 @@ class Watch:
                 return
         guard.has_backlog = False
 
-    def _distrust(self, guard: Guarded, message: str) -> None:
+    def _distrust(self, guard: GuardConnection, message: str) -> None:
         """Stop believing this guard. The caller (_isolate_errors) hangs up; the guard then ends the
         run on its machine, because its stdin is closed."""
         guard.ended = True
-        guard.exit = None
+        guard.exit = None  # an exit frame that came before is not believed, either
         self._note_failure(guard.node.host, "guard", message=message)
 
-    def _handle_frame(self, guard: Guarded, frame: frames.Frame, payload: bytes) -> None:
+    def _handle_frame(self, guard: GuardConnection, frame: frames.Frame, payload: bytes) -> None:
         host = guard.node.host
         if isinstance(frame, frames.Trouble):
             self._say(f"{host}: {frame.message}")
@@ -265,7 +265,7 @@ class Watch:
         elif isinstance(frame, frames.Exit):
             self._handle_exit(guard, frame)
 
-    def _handle_exit(self, guard: Guarded, frame: frames.Exit) -> None:
+    def _handle_exit(self, guard: GuardConnection, frame: frames.Exit) -> None:
         """Note a guard's last frame, and the failure that the frame reports."""
         host = guard.node.host
         guard.exit = frame
@@ -289,7 +289,8 @@ class Watch:
                 "guard": f"a part of its guard was killed after {self._elapsed_seconds():.0f} s",
             }[frame.reason]
             source = "guard" if frame.reason == "guard" else "gone"
-            # If this machine slept, it could not renew the lease: the guard's machine is well.
+            # If this machine slept, it could not renew the lease: the guard's machine is well. A
+            # part of the lease may have been over before the pause began.
             pause = self._pauses.longest_seconds
             if frame.reason == "lease" and pause > LEASE / 2:
                 source, message = "paused", f"the control node did not run for {pause:.0f} s"
@@ -305,6 +306,7 @@ class Watch:
         if frame.exception and not any(frame.exception[:40] in line for line in last_lines):
             error = [*[frame.exception, *frame.error_lines][: LAST_LINES // 2], "..."]
             last_lines = [*error, *last_lines[len(error) :]]
+        # A rank that ended with 0 gets the form of a failure, too: it may explain another failure.
         failure = self._make_failure(
             host,
             "worker" if frame.exit_code != 0 else "left",
@@ -377,7 +379,7 @@ class Watch:
         )
         return self._make_failure(host, "idle", rank=rank, message=message)
 
-    def _handle_stream_end(self, guard: Guarded) -> None:
+    def _handle_stream_end(self, guard: GuardConnection) -> None:
         """Note that a guard's stream has ended: a failure, unless an exit frame came before."""
         guard.ended = True
         status = guard.process.wait(STATUS_WITHIN)
@@ -403,10 +405,11 @@ class Watch:
                 self._hang_up(guard, selector)
                 # After the order to end, a failure of source `gone` would have a higher priority
                 # than the guard failure that caused the end. So silence is not noted then.
-                if not (self._is_ending and self._has_guard_failure):
+                is_guard_failure = any(failure.source == "guard" for failure in self._failures)
+                if not (self._is_ending and is_guard_failure):
                     message = f"no heartbeat for {SILENCE:.0f} s"
                     self._note_failure(guard.node.host, "gone", message=message)
-        if idle := self._find_idle_rank() if self._stage is Stage.RUNNING else None:
+        if self._stage is Stage.RUNNING and (idle := self._find_idle_rank()):
             self._add_failure(idle)
         # The launcher ignores Ctrl-Z, since a suspended launcher cannot renew the leases.
         if self._stopper.suspended:
@@ -426,7 +429,7 @@ class Watch:
     @property
     def _stop_requests(self) -> int:
         """The number of requests to stop: by the user, or one because the machines change."""
-        return self._stopper.asked or int(self._regroup is not None)
+        return self._stopper.stop_requests or int(self._regroup_reason is not None)
 
     def _enter_stage(self, stage: Stage, start: float, selector: selectors.BaseSelector) -> None:
         """Enter a stage: send its order to all guards, and tell the user if the workers stop."""
@@ -434,9 +437,9 @@ class Watch:
         if stage is Stage.STOPPING:
             self._ruling.note_stop()
             action = self._plan.program.when_stopped.format(seconds=STOP_GRACE)
-            cause = "stopping" if self._stopper.asked else self._regroup
+            cause = "stopping" if self._stopper.stop_requests else self._regroup_reason
             hint = ""
-            if self._stopper.asked:
+            if self._stopper.stop_requests:
                 hint = " (Ctrl-C or `make stop` again kills them at once)"
             self._say(f"{cause}: the workers {action}{hint}")
         for guard in self._active_guards():
@@ -453,11 +456,6 @@ class Watch:
                         self._note_failure(guard.node.host, "guard", message=message)
 
     @property
-    def _has_guard_failure(self) -> bool:
-        """True if a guard was killed, or sent data that no guard sends."""
-        return any(failure.source == "guard" for failure in self._failures)
-
-    @property
     def _is_ending(self) -> bool:
         """True once the guards got the order to end. After the order, an exit is no failure."""
         return self._stage in (Stage.ENDING, Stage.OVER)
@@ -470,10 +468,11 @@ class Watch:
         finished = all_exited and all(frame.reason in SUCCESSES for frame in exits.values())
         # Ranks that never met other ranks are a failure only of an attempt that would otherwise
         # have finished.
-        for host, frame in exits.items() if finished else ():
-            if frame.reason == "alone":
-                finished = False
-                self._note_failure(host, "alone", message=frame.message)
+        if finished:
+            for host, frame in exits.items():
+                if frame.reason == "alone":
+                    finished = False
+                    self._note_failure(host, "alone", message=frame.message)
         status = "finished" if finished else "stopped" if self._stop_requests else "failed"
         cause = find_first_cause(self._failures) if status == "failed" else None
         with_exception = [failure for failure in self._exited if failure.exception]
@@ -484,14 +483,17 @@ class Watch:
             # a rank that printed an exception and ended before the failure (`order`). For a lost
             # peer the order does not count: another machine may have reported the lost peer first.
             # The second best explanation of a lost peer is a rank that ended without an exception.
-            peer_lost, failed_rank = cause.peer_lost, f"{cause.host}, rank {cause.rank}"
-            quiet = [failure for failure in self._exited if peer_lost and not failure.exception]
-            earlier = [f for f in with_exception if peer_lost or f.order <= cause.order]
-            earlier = [failure for failure in earlier if not failure.peer_lost]
             # `message` completes the sentence of an explanation (source `left` in failures.py).
+            peer_lost, failed_rank = cause.peer_lost, f"{cause.host}, rank {cause.rank}"
             consequence = None if peer_lost else f"then {explain_failure(cause)[0]}"
-            explanations = [replace(failure, message=consequence) for failure in earlier]
-            explanations += [replace(failure, message=failed_rank) for failure in quiet]
+            explanations = [
+                replace(failure, message=consequence)
+                for failure in with_exception
+                if (peer_lost or failure.order <= cause.order) and not failure.peer_lost
+            ]
+            if peer_lost:
+                without_exception = [failure for failure in self._exited if not failure.exception]
+                explanations += [replace(f, message=failed_rank) for f in without_exception]
             cause = [*explanations, cause][0]
         plan, standings = self._plan, self._ruling.standings(self._plan.attempt)
         is_script = not plan.program.times_steps
@@ -503,6 +505,6 @@ class Watch:
             lost_hosts=lost_hosts,
             exits=exits,
             unreported_hosts=[h for h in self._guards if h not in exits and h not in lost_hosts],
-            regroup=self._regroup if status == "stopped" else None,
+            regroup_reason=self._regroup_reason if status == "stopped" else None,
             silent_ranks=[*silent_ranks.values()],
         )

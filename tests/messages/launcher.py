@@ -15,7 +15,7 @@ from launcher.problems import RULES, problem
 from launcher.watch import attempts
 from launcher.watch.attempts import Outcome
 from launcher.watch.failures import Failure, explain_failure, explain_restart
-from launcher.watch.known_errors import KNOWN_ERRORS, SIGNALS
+from launcher.watch.known_errors import KNOWN_ERRORS, SIGNAL_MEANINGS
 from report.wait_rules import WORDS
 from tests.unit.launcher.launcher_values import (
     DATA,
@@ -45,7 +45,7 @@ KILLED = ("  traceback : Signal 9 (SIGKILL) received by PID 8730",)
 FAILURES = {
     "disk full": printed("OSError: [Errno 28] No space left on device"),
     "signal": worker(signal="SIGABRT"),
-    **{f"worker ended by {name}": worker(signal=name, seconds=12.3) for name in SIGNALS},
+    **{f"worker ended by {name}": worker(signal=name, seconds=12.3) for name in SIGNAL_MEANINGS},
     "launch ended by a signal": machine("launch", signal="SIGKILL", seconds=12.3),
     "a process of launch ended": machine("launch", exit_code=1, seconds=12.3, last_lines=KILLED),
     "by a signal without a row": machine(
@@ -275,14 +275,17 @@ def of_ends():
         "node3": Exit(*rest, ended=[], left=[process] * 7),
     }
     outcome = Outcome("failed", None, 1.0, ["node4"], exits, ["node5"])
-    yield "end: machines", "\n".join(attempts.leftovers(outcome))
+    yield "end: machines", "\n".join(attempts.describe_leftovers(outcome))
     nobody = Outcome("failed", None, 1.0, ["node1", "node2"], {})
-    yield "end: nobody answers", "\n".join(attempts.leftovers(nobody))
-    yield "end: not saved", attempts.how_to_resume("r", False, None)
-    yield "end: saved", attempts.how_to_resume("r", True, worker(exit_code=9))
-    yield "end: diverged", attempts.how_to_resume("r", True, FAILURES["diverged"])
-    yield "end: script", attempts.cannot_go_on()
-    yield "end: disk", attempts.not_copied(Path("/data/runs/r"), OSError("No space left"))
+    yield "end: nobody answers", "\n".join(attempts.describe_leftovers(nobody))
+    yield "end: not saved", attempts.explain_how_to_resume("r", False, None)
+    yield "end: saved", attempts.explain_how_to_resume("r", True, worker(exit_code=9))
+    yield "end: diverged", attempts.explain_how_to_resume("r", True, FAILURES["diverged"])
+    yield "end: script", attempts.explain_missing_resume_args()
+    yield (
+        "end: disk",
+        attempts.explain_uncopied_files(Path("/data/runs/r"), OSError("No space left")),
+    )
 
 
 def render():

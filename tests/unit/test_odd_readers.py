@@ -68,7 +68,7 @@ def test_of_any_listing_files_below_its_folders_are_taken(said, wrong):
         patch.setattr(remote, "program", lambda *_: "")
         if wrong == "an error of ours":
             patch.setattr(outputs, "is_below", raising(ZeroDivisionError("planted")))
-        patch.setattr(checkpoints.Search, "read", lambda *_: b"x")
+        patch.setattr(checkpoints.Search, "read_piece", lambda *_: b"x")
         there, folder = dict.fromkeys(nodes, "/there"), Path(tempfile.gettempdir())
         site = SimpleNamespace(machines=SimpleNamespace(nodes=nodes), folder=folder, folders=there)
         site.terminal, site.attempts = SimpleNamespace(say=print), SimpleNamespace(list=[])
@@ -198,7 +198,7 @@ def test_any_source_is_looked_through(source):
         (Path(name) / "helpers.py").write_bytes(source)
         path = Path(name) / "train.py"
         path.write_bytes(source)
-        found = sources.loaded_by(path, [Path(name)])
+        found = sources.find_loaded(path, [Path(name)])
         assert all(isinstance(one, str) for one in found.packages)
 
 

@@ -86,7 +86,7 @@ DOCUMENTS = {
         sweep_file,
         lambda part, size: within("cells", part, size, sweep="x", rounds=1, runs=[]),
     ),
-    "foreign runs": (control.read, array),
+    "foreign runs": (control.read_document, array),
 }
 # Others are measured in their own files of tests.
 
@@ -257,7 +257,7 @@ def a_list_of_packages(folder, count):
 def a_source(folder, count):
     path = folder / "train.py"
     path.write_text("import torch\n" * (count // 2))
-    return lambda: sources.loaded_by(path, [folder])
+    return lambda: sources.find_loaded(path, [folder])
 
 
 def a_log(folder, count):

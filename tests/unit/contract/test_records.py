@@ -113,7 +113,7 @@ def trained(made):
 
 def resumes(made):
     path = made.folder / "nodes/node1/rank0.1.steps.jsonl"
-    (line,) = attempts.lines_of(path, run_files.Start)
+    (line,) = attempts.read_record_lines(path, run_files.Start)
     has_checkpoint = Attempts.has_checkpoint(made.folder)
     said = {"resumed_samples": line.resumed_samples == 0, "file": has_checkpoint}
     return {name for name, fits in said.items() if not fits}

@@ -10,7 +10,7 @@ from launcher import cli, folders
 from launcher.lifecycle import Limits, decide_restart
 from launcher.machines import inventory
 from launcher.watch import attempts
-from launcher.watch.attempts import Outcome, exit_code
+from launcher.watch.attempts import Outcome, choose_exit_code
 from launcher.watch.failures import Failure
 from tests.unit.launcher.launcher_values import build, facts, host
 
@@ -58,9 +58,12 @@ def test_more_machines_demanded_than_there_are(monkeypatch):
 
 def test_what_finished_but_is_not_all_here_has_a_code_of_its_own():
     finished, stopped = ended("finished"), ended("stopped")
-    assert [exit_code(finished), exit_code(finished, is_complete=False)] == [0, UNWRITTEN]
-    assert exit_code(stopped, is_complete=False) == exit_code(stopped) == STOPPED
-    assert exit_code(ended(exit_code=9), is_complete=False) == 9
+    assert [choose_exit_code(finished), choose_exit_code(finished, is_complete=False)] == [
+        0,
+        UNWRITTEN,
+    ]
+    assert choose_exit_code(stopped, is_complete=False) == choose_exit_code(stopped) == STOPPED
+    assert choose_exit_code(ended(exit_code=9), is_complete=False) == 9
 
 
 def test_a_run_whose_first_files_cannot_be_written_does_not_begin(monkeypatch):

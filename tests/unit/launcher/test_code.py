@@ -30,9 +30,9 @@ def checkout(tmp_path, monkeypatch):
         subprocess.run(["git", *names, *argv], cwd=root, check=True)
     monkeypatch.setattr(code, "CHECKOUT", root)
     monkeypatch.setattr(files, "CHECKOUT", root)
-    code.current.cache_clear()
+    code.take_snapshot.cache_clear()
     yield root
-    code.current.cache_clear()
+    code.take_snapshot.cache_clear()
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def target(tmp_path):
 
 def send(target):
     one, folder = target
-    code.send(code.current(), {one.name: LocalNode(one)}, {one.name: folder})
+    code.send(code.take_snapshot(), {one.name: LocalNode(one)}, {one.name: folder})
     return Path(folder)
 
 
@@ -54,8 +54,8 @@ def test_each_version_stays_beside_others_and_of_two_that_send_one_the_first_sta
     """A run may start from it, or train, while another's is sent."""
 
     def send_anew():
-        code.current.cache_clear()
-        now = code.current()
+        code.take_snapshot.cache_clear()
+        now = code.take_snapshot()
         return now, send((one, str(tmp_path / "node1" / now.folder)))
 
     one = host(1, connection="local", address="127.0.0.1", env_python="/usr/bin/python3")
@@ -72,7 +72,7 @@ def test_each_version_stays_beside_others_and_of_two_that_send_one_the_first_sta
 def test_what_is_changed_after_the_first_look_does_not_run(checkout, target):
     (checkout / "trainer/loop.py").write_text("rate = 0.2\n")
     (checkout / "trainer/loop.py").chmod(0o444)
-    recorded = code.current()
+    recorded = code.take_snapshot()
     assert (recorded.tree / "trainer/loop.py").stat().st_mode & 0o200  # to be copied again
     (checkout / "trainer/loop.py").chmod(0o644)
     assert "+rate = 0.2" in recorded.git_diff
@@ -97,25 +97,25 @@ def test_secrets_links_and_odd_names_stay_here(checkout, target, tmp_path):
     (examples / os.fsdecode(b"caf\xe9.py")).write_text("")
     (examples / "model.py").write_bytes(b"name = 'caf\xe9'\n")
     (checkout / "trainer/loop.py").write_bytes(b"name = 'caf\xe9'\n")  # in the diff, too
-    assert code.current().names == ("examples/model.py", "trainer/loop.py")
+    assert code.take_snapshot().names == ("examples/model.py", "trainer/loop.py")
     sent = send(target)
     assert {path.name for path in sent.rglob("*") if path.is_file()} == {"model.py", "loop.py"}
-    assert "secret" not in code.current().git_diff
+    assert "secret" not in code.take_snapshot().git_diff
     shutil.rmtree(checkout / ".git")  # an unpacked archive has the same rule
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)  # wherever that was
     (tmp_path / ".gitignore").write_text("checkout\n")
-    code.current.cache_clear()
-    assert code.current().names == ("examples/model.py", "trainer/loop.py")
+    code.take_snapshot.cache_clear()
+    assert code.take_snapshot().names == ("examples/model.py", "trainer/loop.py")
 
 
 def test_what_a_machine_holds_is_compared(checkout, target):
     one, folder = target
     sent = send(target)
     nodes, folders = {one.name: LocalNode(one)}, {one.name: folder}
-    guards.check_code(code.current().sha256, [one], nodes, folders)
+    guards.check_code(code.take_snapshot().sha256, [one], nodes, folders)
     (sent / "trainer/loop.py").write_text("rate = 3\n")
     with pytest.raises(UserError, match=r"node1: .*differs from what was sent"):
-        guards.check_code(code.current().sha256, [one], nodes, folders)
+        guards.check_code(code.take_snapshot().sha256, [one], nodes, folders)
 
 
 def test_a_mount_without_exec_makes_no_other_code(checkout, monkeypatch):
@@ -126,7 +126,7 @@ def test_a_mount_without_exec_makes_no_other_code(checkout, monkeypatch):
         os, "access", lambda path, mode: mode != os.X_OK or checkout in Path(path).parents
     )
     assert access(checkout / "trainer/loop.py", os.X_OK)
-    assert code.current().names == ("trainer/loop.py",)
+    assert code.take_snapshot().names == ("trainer/loop.py",)
 
 
 def test_files_that_change_while_they_are_copied_are_told(checkout, monkeypatch):
@@ -139,7 +139,7 @@ def test_files_that_change_while_they_are_copied_are_told(checkout, monkeypatch)
 
     monkeypatch.setattr(shutil, "copy2", meanwhile)
     with pytest.raises(UserError, match="change while Tandem copies them"):
-        code.current()
+        code.take_snapshot()
 
 
 @pytest.fixture
@@ -155,8 +155,8 @@ def mine(tmp_path):
 
 
 def test_the_folder_of_one_s_own_model_goes_along_by_the_same_rules(checkout, target, mine):
-    alone = code.current()
-    now = code.current(mine)
+    alone = code.take_snapshot()
+    now = code.take_snapshot(mine)
     names = [name for name in now.names if not name.startswith("library/tandem/")]
     assert names == ["trainer/loop.py", "own/net.py", "own/parts/blocks.py"]
     assert {"library/tandem/sync/attach.py", "library/tandem/contract/errors.py"} < {*now.names}
@@ -169,17 +169,17 @@ def test_the_folder_of_one_s_own_model_goes_along_by_the_same_rules(checkout, ta
     guards.check_code(now.sha256, [one], {one.name: LocalNode(one)}, {one.name: folder})
     subprocess.run(["git", "init", "-q"], cwd=mine, check=True)
     (mine / ".gitignore").write_text("parts/\n")
-    code.current.cache_clear()
-    assert code.current(mine).files.sent == (".gitignore", "net.py")
+    code.take_snapshot.cache_clear()
+    assert code.take_snapshot(mine).files.sent == (".gitignore", "net.py")
 
 
 def test_a_folder_that_holds_more_than_a_model_is_not_sent(checkout, mine, monkeypatch):
     """Whoever names a file in the home folder does not mean to send all of it."""
-    monkeypatch.setattr(files, "MOST_FILES", 3)
+    monkeypatch.setattr(files, "MAX_FILES", 3)
     for number in range(3):
         (mine / f"{number}.txt").write_text("")
     with pytest.raises(UserError, match="or give a folder that has only the code"):
-        code.current(mine)
+        code.take_snapshot(mine)
 
 
 @pytest.fixture
@@ -219,23 +219,23 @@ def test_nothing_is_sent_of_a_repository_that_git_does_not_list(
     repository, checkout, monkeypatch, spoil
 ):
     """Without git's word, a key that it ignores is a file like any other."""
-    assert "own/key.txt" not in code.current(repository).names
-    code.current.cache_clear()
+    assert "own/key.txt" not in code.take_snapshot(repository).names
+    code.take_snapshot.cache_clear()
     spoil(repository / ".git", monkeypatch)
     monkeypatch.setattr(code.shutil, "copy2", lambda *_: pytest.fail("a file was read"))
     with pytest.raises(UserError) as refused:
-        code.current(repository)
+        code.take_snapshot(repository)
     if spoil is belongs_to_somebody_else:
         assert f"git config --global --add safe.directory {repository}" in str(refused.value)
 
 
 def test_of_tandem_s_own_checkout_only_the_revision_is_lost(checkout, monkeypatch):
-    whole = code.current()
+    whole = code.take_snapshot()
     assert whole.git_revision
     for spoil in (belongs_to_somebody_else, has_no_git_beside_it):
-        code.current.cache_clear()
+        code.take_snapshot.cache_clear()
         spoil(checkout / ".git", monkeypatch)
-        now = code.current()
+        now = code.take_snapshot()
         assert (now.names, now.git_revision) == (whole.names, None)
 
 
@@ -257,13 +257,13 @@ def test_no_program_that_a_repository_names_is_run(checkout, repository, tmp_pat
         for hook in ("post-index-change", "fsmonitor-watchman", "reference-transaction"):
             shutil.copy(program, folder / ".git/hooks" / hook)
     (checkout / "trainer/loop.py").write_text("rate = 0.2\n")
-    now = code.current(repository)
+    now = code.take_snapshot(repository)
     assert not ran.exists(), ran.read_text()
     assert "own/net.py" in now.names and "+rate = 0.2" in now.git_diff
     subprocess.run(["git", "config", "filter.a=b.clean", str(program)], cwd=checkout, check=True)
     (checkout / ".gitattributes").write_text("*.py filter=a=b\n")
-    code.current.cache_clear()
-    code.current(repository)
+    code.take_snapshot.cache_clear()
+    code.take_snapshot(repository)
     assert not ran.exists(), ran.read_text()
 
 
@@ -277,7 +277,7 @@ def test_a_named_pipe_that_git_waits_for_is_named(repository, monkeypatch, place
     (repository / place).unlink(missing_ok=True)
     os.mkfifo(repository / place)
     with pytest.raises(UserError, match=f"named pipe {repository / place}"):
-        code.current(repository)
+        code.take_snapshot(repository)
 
 
 def test_a_repository_lists_no_other_folder(repository, tmp_path):
@@ -295,12 +295,12 @@ def test_patterns_and_files_without_end_are_an_error(repository, monkeypatch):
     with (repository / ".gitignore").open("r+b") as file:
         file.truncate(512 << 20)
     with pytest.raises(UserError, match=r"git prints: .*memory"):
-        code.current(repository)
+        code.take_snapshot(repository)
     (repository / ".gitignore").write_text("**/a/" * 12 + "b\n")
     (repository / ("a/" * 40)).mkdir(parents=True)
     (repository / ("a/" * 40) / "c").touch()
     with pytest.raises(UserError, match="computed for 1 s"):
-        code.current(repository)
+        code.take_snapshot(repository)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])

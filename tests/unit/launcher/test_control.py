@@ -39,7 +39,7 @@ def test_what_a_run_s_files_hold_tells_the_terminal_nothing(run, capsys, value):
     plan = json.dumps({"nodes": value, "options": value})
     folder = run(f"20260101T000000Z-{ODD[:-1]}-2n", plan, json.dumps(told))
     (folder / "summary.json").write_text(json.dumps({"final_top1": value}))
-    assert control.runs() == status.status(folder.name) == 0
+    assert control.list_runs() == status.status(folder.name) == 0
     assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())
 
 
@@ -65,7 +65,7 @@ def test_whoever_holds_a_lock_makes_no_run_of_a_pid_that_is_another_s_now(run, m
     monkeypatch.setattr(control.os, "kill", lambda *_: pytest.fail("killed"))
     with path.open() as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        assert control.state(folder) == "finished"
+        assert control.read_state(folder) == "finished"
         with pytest.raises(UserError, match="is not running"):
             control.stop(folder.name)
 
@@ -128,7 +128,7 @@ def test_what_lies_in_a_foreign_run_s_folder_is_not_waited_for(run, make):
     names = ("controller.pid", "attempts.json", "summary.json", "nodes/node1/rank0.log")
     for name in (*names, "nodes/node1/rank0.1.steps.jsonl", "controller.log"):
         make(folder / name)
-    assert control.runs() == status.status(folder.name) == 0
+    assert control.list_runs() == status.status(folder.name) == 0
     assert top.tail(folder, 5) == [] and not attempts.Attempts.has_checkpoint(folder)
     with pytest.raises(UserError, match=r"controller.log cannot be shown: "):
         control.attach(folder.name)

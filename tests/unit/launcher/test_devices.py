@@ -173,7 +173,7 @@ def test_a_driver_that_does_not_tell_the_capability_is_asked_for_the_card():
 def test_a_card_of_no_known_number_counts_as_old():
     found = facts(1, gpus=gpus(0, cards=[card(0, sm=None, pci="ffff")]))
     machines = OpenMachines([host(1)], {}, {"node1": found})
-    assert devices.precision(needs().program, machines, None).name == "fp32"
+    assert devices.choose_precision(needs().program, machines, None).name == "fp32"
 
 
 def test_emulated_bf16_for_who_means_it():

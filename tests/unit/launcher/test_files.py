@@ -60,8 +60,8 @@ def test_every_file_of_a_repository_is_sent_or_has_a_reason(tmp_path):
         *("data/", "a.log", "ids", "cloned/mine.txt", "keys/server.pem", "id_rsa", ".env"),
         *("sub/.env.local", "__pycache__/", "env/", ".venv/", ".idea/", "out", "key.py", "lib/up"),
     }
-    assert found.why_not("data/sub/x.csv") == reasons["data/"] == "ignored by git"
-    assert found.why_not("new.py") is None
+    assert found.reason_unsent("data/sub/x.csv") == reasons["data/"] == "ignored by git"
+    assert found.reason_unsent("new.py") is None
     assert found.size == sum((root / name).stat().st_size for name in found.sent)
 
 
@@ -89,7 +89,7 @@ def test_without_git_all_is_sent_but_for_the_same_reasons(tmp_path):
 
 
 def test_what_is_not_sent_does_not_count_as_a_file_too_many(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "MOST_FILES", 5)
+    monkeypatch.setattr(files, "MAX_FILES", 5)
     write(tmp_path, *(f"__pycache__/{number}.pyc" for number in range(30)), "src/z.py")
     assert files.list_files(tmp_path).sent == ("src/z.py",)
     write(tmp_path, *(f"a/{number}.py" for number in range(30)))
@@ -112,7 +112,7 @@ def test_a_home_and_more_than_a_gibibyte_are_not_sent(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/root")
     assert files.list_files(Path(tmp_path)).sent == ("a/b.py", "train.py")
     with (tmp_path / "a/big.bin").open("wb") as file:
-        file.truncate(files.MOST_BYTES)
+        file.truncate(files.MAX_BYTES)
     with pytest.raises(UserError, match=r"a has 1\.07 GB"):
         files.list_files(tmp_path)
 
@@ -129,7 +129,7 @@ def test_a_submodule_without_its_files_is_named(tmp_path):
     git(tmp_path, "clone", "-q", str(root), "again")
     found = files.list_files(tmp_path / "again")
     assert found.sent == (".gitmodules", "a.py")
-    assert found.why_not("sub/a.py").startswith("submodules without their files")
+    assert found.reason_unsent("sub/a.py").startswith("submodules without their files")
 
 
 def test_a_module_that_python_does_not_find_is_found_in_its_folder():

@@ -74,7 +74,7 @@ def lan(tmp_path, monkeypatch):
     (tmp_path / "pcs.ini").write_text(INVENTORY)
     monkeypatch.setattr(ssh, "KNOWN_HOSTS", (tmp_path / "known_hosts",))
     monkeypatch.setattr(find, "PORT", port)
-    monkeypatch.setattr(find, "SECONDS", 0.5)
+    monkeypatch.setattr(find, "CONNECT_SECONDS", 0.5)
     monkeypatch.setattr(find, "KEY_SECONDS", 20.0)
     monkeypatch.setattr(inventory, "read", read)
     monkeypatch.setattr(find, "local_interfaces", lambda: [IPv4Interface("127.18.0.4/24")])

@@ -89,14 +89,14 @@ def test_while_it_waits_this_machine_stays_awake(inhibit, tmp_path, monkeypatch)
     words, said = inhibit(), io.StringIO()
     begun, when = time.time(), time.time() + 0.5
     terminal = Terminal(said)
-    assert hours.wait(when, terminal)
+    assert hours.wait_until(when, terminal)
     terminal.drain()
     assert time.time() >= when
     pid, *asked = words.read_text().split(maxsplit=3)
     assert asked[0] == "--what=sleep:idle" and "--who=Tandem" in asked[1]
     assert not lives(int(pid))
     assert "waits until" in said.getvalue() and "may go to sleep" not in said.getvalue()
-    assert not hours.wait(begun, terminal)  # over: nothing is said or waited for
+    assert not hours.wait_until(begun, terminal)  # over: nothing is said or waited for
     assert said.getvalue().count("waits until") == 1
 
 
@@ -107,7 +107,7 @@ def test_where_it_may_fall_asleep_that_is_said(inhibit, monkeypatch, tmp_path, c
     else:
         inhibit(code)
     terminal = Terminal(said := io.StringIO())
-    with hours.awake("a run begins", terminal):
+    with hours.keep_awake("a run begins", terminal):
         terminal.drain()
         assert "the control node may go to sleep during the run" in said.getvalue()
 
@@ -116,7 +116,7 @@ def test_the_lock_ends_with_its_holder_however_that_ends(inhibit):
     words = inhibit()
     program = (
         "import io, time\nfrom launcher import hours\nfrom launcher.terminal import Terminal\n"
-        "with hours.awake('x', Terminal(io.StringIO())):\n"
+        "with hours.keep_awake('x', Terminal(io.StringIO())):\n"
         "    print(flush=True)\n    time.sleep(60)\n"
     )
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)

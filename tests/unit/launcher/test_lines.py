@@ -5,7 +5,7 @@ import io
 import pytest
 
 from launcher.terminal import Terminal
-from launcher.watch.lines import LONGEST, SHOWN, Assembler, RunLogs
+from launcher.watch.lines import LINE_PIECE_BYTES, SHOWN_CHARACTERS, Assembler, RunLogs
 
 
 class Screen(io.StringIO):
@@ -23,16 +23,16 @@ def test_lines_do_not_depend_on_the_pieces(size):
     assert assembler.take_rest() == "last"
 
 
-@pytest.mark.parametrize("size", [1000, 3 * LONGEST])
+@pytest.mark.parametrize("size", [1000, 3 * LINE_PIECE_BYTES])
 def test_a_long_line_is_cut_and_nothing_of_it_is_lost(size):
-    text = "é¤€a" * LONGEST
+    text = "é¤€a" * LINE_PIECE_BYTES
     wire = (text + "\nnext\n").encode()
     assembler, lines = Assembler(), []
     for start in range(0, len(wire), size):
         lines += assembler.feed(wire[start : start + size])[0]
-        assert len(assembler._buffer) <= LONGEST  # without a newline, too
+        assert len(assembler._buffer) <= LINE_PIECE_BYTES  # without a newline, too
     assert "".join(lines) == text + "next" and lines[-1] == "next"
-    assert max(len(line.encode()) for line in lines) <= LONGEST
+    assert max(len(line.encode()) for line in lines) <= LINE_PIECE_BYTES
 
 
 def test_of_a_long_line_the_beginning_is_shown_and_the_log_has_all(tmp_path):
@@ -41,7 +41,7 @@ def test_of_a_long_line_the_beginning_is_shown_and_the_log_has_all(tmp_path):
     logs.feed("node1", 0, "stdout", b"x" * 5000 + b"\n")
     logs.close()
     assert (tmp_path / "nodes/node1/rank0.log").read_text() == "x" * 5000 + "\n"
-    cut = "x" * SHOWN + " ... (904 more characters in the log)"
+    cut = "x" * SHOWN_CHARACTERS + " ... (904 more characters in the log)"
     assert screen.getvalue() == f"[node1 0] {cut}\n"
     assert list(logs.get_log("node1", 0).last_lines) == [cut]
 

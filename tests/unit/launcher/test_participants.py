@@ -99,7 +99,7 @@ def known(hosts, presence=None, config=None, **changes):
 )
 def test_when_a_run_goes_on_with_other_machines(inside, reports, now, changed, names, out):
     hosts = [host(number, owner=YIELDS) for number in (1, 2, 3)]
-    state = known(hosts, dict(zip(ALL, reports)), inside=inside, changed=changed)
+    state = known(hosts, dict(zip(ALL, reports)), training_names=inside, attempt_start=changed)
     selection = select(Moment.RUNNING, state, MONDAY, now)
     assert selection.names == names
     assert [entry.code for entry in selection.left_out.values()] == out
@@ -113,7 +113,7 @@ def test_only_where_an_owner_yields_must_a_machine_have_been_free_for_a_while():
 
 def test_an_owner_who_comes_and_goes_every_minute_costs_no_more_than_one_start_in_ten():
     """Two hours of it, a look each second, as the watch does."""
-    state = known([host(1), host(2, owner=YIELDS)], {"node2": FREE}, inside=ALL[:2])
+    state = known([host(1), host(2, owner=YIELDS)], {"node2": FREE}, training_names=ALL[:2])
     starts = []
     for second in range(2 * 3600):
         is_there, was_there = second // 60 % 2 == 1, state.presence["node2"].absence
@@ -122,8 +122,8 @@ def test_an_owner_who_comes_and_goes_every_minute_costs_no_more_than_one_start_i
         elif was_there:
             state.presence["node2"] = Presence(free_since=float(second), is_fit=True)
         names = select(Moment.RUNNING, state, MONDAY, float(second)).names
-        if names != state.inside:
-            state.inside, state.changed = names, float(second)
+        if names != state.training_names:
+            state.training_names, state.attempt_start = names, float(second)
             starts.append(second)
     assert starts == [60]  # it leaves once, and never is free for ten minutes
 
@@ -300,7 +300,7 @@ def test_one_that_joins_must_go_together_with_the_others(machines):
 
 def restart(found, stopped=False, lead="the run waits", notify=None):
     terminal, stopper = Terminal(io.StringIO()), Stopper()
-    stopper.asked = stopped
+    stopper.stop_requests = stopped
     waiter = Waiter(terminal, notify or Notify(None, terminal), stopper=stopper, lead=lead)
     return begin(found, moment=Moment.RESTART, waiter=waiter)
 
@@ -332,7 +332,7 @@ def test_a_machine_outside_is_looked_at_over_one_connection(machines, monkeypatc
     monkeypatch.setattr(engine, "close_all", close)
     machines["node2"] = {"sign": "seat"}
     found = Participants(DESKS[:2], Config())
-    found.inside = ["node1"]
+    found.training_names = ["node1"]
     found.look()
     found.look()
     assert log == ["open node2"]
@@ -341,7 +341,7 @@ def test_a_machine_outside_is_looked_at_over_one_connection(machines, monkeypatc
     found.look()
     assert log.pop() == "close node2" and found.presence["node2"].absence.code == "owner-unknown"
     found.look()
-    found.inside = ALL[:2]
+    found.training_names = ALL[:2]
     found.look()
     assert log == ["open node2", "open node2", "close node2"]
 
@@ -363,16 +363,16 @@ def test_one_that_cannot_join_does_not_start_the_run_again_without_end(machines,
         with found.training(these, needs):
             for _ in range(12):
                 clock[0] += 601
-                assert found.regroup() is None
+                assert found.find_regroup_reason() is None
                 found.look()
     with found.training(these, needs):
         machines["node2"] = {}
         found.look()
         clock[0] += 601
         found.look()
-        assert found.regroup() == "node2 can participate"
+        assert found.find_regroup_reason() == "node2 can participate"
         found.note_sign("node1", "seat")
-        assert found.regroup() == "node1 leaves: somebody uses it"  # which goes first
+        assert found.find_regroup_reason() == "node1 leaves: somebody uses it"  # which goes first
 
 
 def test_one_that_nobody_looks_at_again_is_asked_before_the_next_attempt(machines):
@@ -409,7 +409,7 @@ def test_while_it_waits_that_is_said_once(machines, monkeypatch):
     found = Participants([host(1, owner=Owner(hours=owned.read_hours("00:00-24:00")))], Config())
     found.note_sign("node1", "asked")
     told, pauses = [], iter([lambda: None, lambda: found.note_sign("node1", None)])
-    notify = SimpleNamespace(wait=lambda _what: told.append)
+    notify = SimpleNamespace(make_reminder=lambda _what: told.append)
     monkeypatch.setattr(participants.time, "sleep", lambda _: next(pauses)())
     terminal = Terminal(said := io.StringIO())
     waiter = Waiter(terminal, notify, stopper=Stopper(), lead="the run waits")

@@ -138,7 +138,7 @@ def test_the_ranks_of_a_measurement_have_no_peers_to_meet():
 
 
 def test_only_rank_0_shows_a_bar_as_wide_as_the_terminal_leaves():
-    made = build([host(1), host(2)], [facts(1), facts(2)], bar=80)
+    made = build([host(1), host(2)], [facts(1), facts(2)], columns=80)
     first, second = (node.env for node in made.nodes)
     assert (first["TANDEM_PROGRESS"], first["COLUMNS"]) == ("bar", str(79 - len("[node1 1] ")))
     assert "TANDEM_PROGRESS" not in second

@@ -64,7 +64,7 @@ def store(monkeypatch, tmp_path):
     address = f"http://127.0.0.1:{server.server_port}"
     Server.asked.clear()
     Server.promised = SHA256
-    monkeypatch.setattr(pretrained, "TORCH", address)
+    monkeypatch.setattr(pretrained, "TORCH_MODELS", address)
     monkeypatch.setenv("HF_ENDPOINT", address)
     monkeypatch.setattr(pretrained, "CACHE", tmp_path / "cache")
     monkeypatch.setattr(pretrained, "BUNDLE", tmp_path / "bundle")
@@ -96,7 +96,7 @@ def test_a_file_is_fetched_once_and_again_only_where_it_was_damaged(store, tmp_p
 
 
 def test_a_file_without_end_is_cut_off(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(pretrained, "MOST_BYTES", len(BYTES) - 1)
+    monkeypatch.setattr(pretrained, "MAX_BYTES", len(BYTES) - 1)
     with pytest.raises(UserError, match="more than"):
         store(None)
     assert list((tmp_path / "cache").iterdir()) == []

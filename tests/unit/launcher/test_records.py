@@ -21,7 +21,7 @@ from launcher.machines.local import LocalNode, LocalProcess
 from launcher.node.link import FrameWriter
 from launcher.node.records import BACKLOG_LIMIT, Tail
 from launcher.watch import failures, guards
-from launcher.watch.guards import Guarded
+from launcher.watch.guards import GuardConnection
 from launcher.watch.lines import RankLog, RunLogs
 from launcher.watch.watch import Watch
 from tests.fuzz import many
@@ -234,8 +234,8 @@ READERS = {
     ),
     "its failure": (failures, "_answer", lambda failure, _: failure.source == "worker"),
     "its end": (LocalProcess, "wait", lambda process, *_: "'abcd'" in process._process.args[-1]),
-    "what it is sent": (Guarded, "send", lambda guard, *_: guard.node.host == "node1"),
-    "its lease": (Guarded, "renew", lambda guard: guard.node.host == "node1"),
+    "what it is sent": (GuardConnection, "send", lambda guard, *_: guard.node.host == "node1"),
+    "its lease": (GuardConnection, "renew", lambda guard: guard.node.host == "node1"),
 }
 
 

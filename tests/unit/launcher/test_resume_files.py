@@ -65,7 +65,7 @@ def resumed(tmp_path_factory):
             run.resume(folder.name, given)
         except Asked as found:
             kept = Attempts(folder)
-            json.dumps([kept.close_broken(), sorted(kept.ports)])
+            json.dumps([kept.close_broken(), sorted(kept.used_ports)])
             return found.args[0]
         except UserError as error:
             assert str(error).isprintable() and len(str(error)) < 2000

@@ -8,7 +8,7 @@ import pytest
 
 from contract.errors import UserError
 from launcher.watch import ruling
-from launcher.watch.ruling import APART, LOOK_EVERY, STEADY, Ruling
+from launcher.watch.ruling import LOOK_EVERY, REPORT_AFTER, SHARE_TOLERANCE, Ruling
 from report.analysis import analyse
 from report.hang import Hang, Standing
 from report.read import Machine
@@ -39,7 +39,7 @@ class Run:
         while self.now < until:
             step = replace(self.step, **waits)
             found = Judgement(step, recent, kind) if kind != "nothing known" else None
-            self.ruling.judge(self.now, found)
+            self.ruling.report_wait(self.now, found)
             self.now += LOOK_EVERY
 
 
@@ -49,7 +49,7 @@ def run(tmp_path, step):
 
 
 def test_each_kind_is_said_once_and_what_comes_later_too(run):
-    run.look(APART, "network", network=0.4)
+    run.look(REPORT_AFTER, "network", network=0.4)
     assert run.said == []
     run.look(120, "network", network=0.4)
     run.look(120, "compute")
@@ -66,7 +66,7 @@ def test_each_kind_is_said_once_and_what_comes_later_too(run):
         {"kind": "nothing known"},
         {"kind": "network", "network": 0.4, "recent": False},
         {"kind": "data", "data": 0.5},
-        {"kind": "network", "network": 0.4 / (1 + 3 * STEADY)},
+        {"kind": "network", "network": 0.4 / (1 + 3 * SHARE_TOLERANCE)},
     ],
 )
 def test_two_looks_have_to_agree_with_all_between_them(run, between):
@@ -74,25 +74,25 @@ def test_two_looks_have_to_agree_with_all_between_them(run, between):
         run.look(LOOK_EVERY, network=0.4, kind="network")
         run.look(LOOK_EVERY, **between)
     assert run.said == []
-    run.look(2 * APART, "network", network=0.4)
+    run.look(2 * REPORT_AFTER, "network", network=0.4)
     assert run.said == [TOLD]
 
 
 def test_a_hang_is_said_once_and_that_steps_come_again(run):
     hang = Hang(15.0, [("node2", 1)], "computes")
     for seen, step in ((hang, 8), (replace(hang, seconds=20.0), 8), (None, 9)):
-        run.ruling.note(seen, step, False)
+        run.ruling.report_hang(seen, step, False)
     assert len(run.said) == 2 and run.said[0] == hang.sentence
     assert run.ruling.hang is None
-    run.ruling.note(hang, 9, False)
-    run.ruling.note(None, 12, True)  # a rank has given up: its last steps come with its end
+    run.ruling.report_hang(hang, 9, False)
+    run.ruling.report_hang(None, 12, True)  # a rank has given up: its last steps come with its end
     assert len(run.said) == 3 and run.ruling.hang == hang
 
 
 @pytest.fixture
 def soon(monkeypatch):
     monkeypatch.setattr(ruling, "LOOK_EVERY", 0.02)
-    monkeypatch.setattr(ruling, "APART", 0.1)
+    monkeypatch.setattr(ruling, "REPORT_AFTER", 0.1)
 
 
 def until(true, seconds=20):

@@ -205,7 +205,7 @@ def test_a_run_that_is_to_stop_saves_and_ends(start, monkeypatch, by):
     monkeypatch.setattr(Terminal, "lines", lines)
     monkeypatch.setattr(hours, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(hours, "time", SimpleNamespace(time=lambda: clock[0]))
-    monkeypatch.setattr(hours, "awake", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(hours, "keep_awake", lambda *_: contextlib.nullcontext())
     code, said, folder = start(script, 1, max_restarts=3, until=1000 * (by == "UNTIL") or None)
     assert (code, told(folder)["status"], len(told(folder)["attempts"])) == (75, "stopped", 1)
     assert "[node1 0] saved" in said and "node1: all processes of the run have ended" in said
@@ -316,7 +316,7 @@ def test_where_no_start_follows_the_files_come_over_new_connections(start, monke
 
     monkeypatch.setattr(Terminal, "lines", lines)
     leaves = lambda _: "node1 leaves" if ready.is_set() else None  # noqa: E731
-    monkeypatch.setattr(Participants, "regroup", leaves)
+    monkeypatch.setattr(Participants, "find_regroup_reason", leaves)
     monkeypatch.setattr(Participants, "gather", gather)
     monkeypatch.setattr(OpenMachines, "close", lambda machines: machines.nodes.clear())
     code, said, folder = start(WHOLE + STOPS, nodes=1, env={"ODD": ""})
@@ -452,4 +452,4 @@ def test_what_a_dead_controller_left_open_is_closed(tmp_path):
     again = attempts.Attempts(tmp_path)
     assert again.close_broken() == 1
     assert again.list[0]["status"] == "failed"
-    assert again.ports == {29500}
+    assert again.used_ports == {29500}

@@ -53,9 +53,9 @@ def project(tmp_path):
     (folder / "package/__init__.py").write_text("")
     (folder / "package/train.py").write_text("import torch\nimport package.parts\n")
     (folder / "package/parts.py").write_text("import scipy\n")
-    code.current.cache_clear()
+    code.take_snapshot.cache_clear()
     yield folder
-    code.current.cache_clear()
+    code.take_snapshot.cache_clear()
 
 
 def asked(folder, name="train.py", **more):
@@ -98,13 +98,13 @@ def test_a_script_in_a_folder_that_git_ignores_is_sent_with_its_folder(project):
     (project / "x.local.py").write_text("")
     subprocess.run(["git", "init", "-q"], cwd=project, check=True)
     for name, folder in (("scratch/deep/try.py", project), ("try.py", project / "scratch/deep")):
-        code.current.cache_clear()
+        code.take_snapshot.cache_clear()
         found = read(folder, name)
         beside = {"helpers.py", ".gitignore", "package/parts.py"} if folder == project else set()
         sent = {*sending.current_code(found).files.sent}
         assert beside | {name, name.replace("try", "net")} <= sent
         assert not any(".bin" in name for name in sent)
-    code.current.cache_clear()
+    code.take_snapshot.cache_clear()
     with pytest.raises(UserError, match=r"does not send x\.local\.py \(ignored by git"):
         read(project, "x.local.py")
 

@@ -150,7 +150,9 @@ def test_a_script_that_is_submitted_again_goes_on_with_its_run(job, tmp_path, mo
     monkeypatch.setattr(slurm.run, "train", lambda config, name: (config.trainer, name))
     done = slurm.main(Config())
     assert done == (("resume", "a-run", {}) if began else ({"epochs": 2}, "a-run"))
-    assert attempts.how_to_resume("a-run", True, None).endswith("`sbatch runs/a-run.sbatch`")
+    assert attempts.explain_how_to_resume("a-run", True, None).endswith(
+        "`sbatch runs/a-run.sbatch`"
+    )
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def test_many_modules_are_looked_through_in_linear_time(tmp_path, monkeypatch):
     looked, is_file, foreign = [], Path.is_file, sources._foreign_names
     monkeypatch.setattr(Path, "is_file", lambda path: looked.append(path) or is_file(path))
     monkeypatch.setattr(sources, "_foreign_names", lambda body: Names(foreign(body)))
-    loaded = sources.loaded_by(tmp_path / "m0.py", [tmp_path])
+    loaded = sources.find_loaded(tmp_path / "m0.py", [tmp_path])
     assert len(loaded.sources) == 60 and len(looked) < 60 * 10
-    assert sources.declares(loaded.sources, ("--local_rank",)) is None
+    assert sources.find_declared_option(loaded.sources, ("--local_rank",)) is None
     assert Names.read <= 60 * 60 * 2  # of each source once, not once for each of the others

@@ -169,7 +169,7 @@ def test_a_disk_that_hangs_holds_up_nothing(run_logs, monkeypatch, text):
     told = [b"%02d %s\n" % (number, text) if text else b"\n" for number in range(30)]
     limit = 10 * (len(told[0]) + background.WRITE_OVERHEAD)
     monkeypatch.setattr(background, "SPOOL_CHARACTERS", limit)
-    monkeypatch.setattr(lines, "STALLED", 1e-6)
+    monkeypatch.setattr(lines, "STALL_SECONDS", 1e-6)
 
     def hang(*words):
         begun.set()
@@ -291,7 +291,7 @@ def test_an_exception_is_the_first_cause_though_its_rank_ended_with_0(
     monkeypatch.setattr("launcher.watch.watch.SETTLE", 5)
     outcome, _ = watch(tmp_path, [other, LEFT % (1, BAD_LABEL)])
     message, _ = explain_failure(outcome.cause)
-    assert (outcome.status, attempts.exit_code(outcome)) == (status, int(status == "failed"))
+    assert (outcome.status, attempts.choose_exit_code(outcome)) == (status, int(status == "failed"))
     assert f"node2, rank 1 ended with 0 after it printed {BAD_LABEL}" in message
     assert ("KeyError: 'x'" in message) == ("KeyError" in other)
 
@@ -340,7 +340,7 @@ def test_the_rank_that_the_others_waited_for_is_the_first_cause(
 ):
     """Rank 0 gives up; its error says only that another did not come."""
     hang = Hang(107.0, [("node2", 1)], "its process is stopped")
-    monkeypatch.setattr(Ruling, "note", lambda self, *_: None)  # nothing is recorded here
+    monkeypatch.setattr(Ruling, "report_hang", lambda self, *_: None)  # nothing is recorded here
     seen = property(lambda _: hang, lambda *_: None)
     monkeypatch.setattr(Ruling, "hang", seen, raising=False)
     outcome, _ = watch(tmp_path, [GIVES_UP % (0, exception), OBEYS])

@@ -359,7 +359,9 @@ def test_any_timings_are_read(tmp_path_factory, lines):
     good = b'{"kind": "start", "attempt": 1, "resumed_samples": 8}'
     odd = b'{"kind": "start", "x": %s}' % NESTED.encode()
     path.write_bytes(b"\n".join([*lines, b'["start"]', odd, good]) + b"\n")
-    assert [line.resumed_samples for line in attempts.lines_of(path, run_files.Start)][-1:] == [8]
+    assert [line.resumed_samples for line in attempts.read_record_lines(path, run_files.Start)][
+        -1:
+    ] == [8]
 
 
 def test_threads_learn_a_type_one_after_the_other(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 
 from boundary.frames import Exit, Process
 from launcher.machines.local import LocalProcess
-from launcher.watch.attempts import Outcome, leftovers
+from launcher.watch.attempts import Outcome, describe_leftovers
 from launcher.watch.watch import EXITS_WITHIN, SETTLE, SILENCE, STOP_GRACE, Stage, next_stage
 from tests.unit.launcher.scripted_guards import OBEYS, watch
 
@@ -95,7 +95,7 @@ def test_what_still_lives_is_named_in_few_words():
     left = [Process(number, "x" * 4000) for number in range(20_000)]
     ended = Exit("failed", None, None, None, 0.0, 1.0, {}, [], left)
     outcome = Outcome("failed", None, 1.0, [], {"node1": ended})
-    (line,) = leftovers(outcome)
+    (line,) = describe_leftovers(outcome)
     assert line.startswith("node1: still alive: 0 xxx") and line.endswith("x and 19995 more")
     assert len(line) < 1200
 

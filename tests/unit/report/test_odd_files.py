@@ -355,7 +355,7 @@ def test_of_a_file_of_holes_its_own_bytes_are_read(tmp_path, begin):
     grown, before = files.Growing(path), bytes_read()
     assert [*grown.lines(), *grown.lines()] == [start] * 3
     assert grown.bad == 1
-    assert len([*attempts.lines_of(path, run_files.Start)]) == 3
+    assert len([*attempts.read_record_lines(path, run_files.Start)]) == 3
     assert bytes_read() - before < 1 << 20
 
 
