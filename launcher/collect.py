@@ -37,7 +37,7 @@ from launcher.machines.engine import (
     talk,
 )
 
-CHECKPOINT = re.compile(r"step-([0-9]{1,18})\.pt")  # step-1200.pt, as the trainer names it
+CHECKPOINT = re.compile(r"step-([0-9]{1,18})\.pt")  # step-00001200.pt, as the trainer names it
 LIST_SECONDS = 20.0  # for a machine's list of checkpoints
 # At least MIN_BYTES have to arrive in each SLOWEST_SECONDS, so a file of n MiB takes n / 4 + 1
 # minutes at most, whoever sends it. (Eight machines that share 10 Mbit/s have 9 MiB a minute each.)

@@ -129,25 +129,15 @@ def _replace_links(
 ) -> None:
     """Add the files behind each link to `sent`, under the link's name, or the link to `unsent`."""
     sorted_names = sorted(sent)
-    real_root = root.resolve()
-    # A link may lead to a folder with other links in it, so the deepest links come first.
-    for name in sorted(links, key=lambda name: -name.count("/")):
-        try:
-            path = (root / name).resolve()
-        except (OSError, RuntimeError):  # the link leads to itself
-            path = real_root / name
-        if not path.is_relative_to(real_root):
+    for name, target in _order_links(root, links):
+        if target is None:
             unsent[name] = "links that lead out"
             continue
-        target = path.relative_to(real_root).as_posix()
         sources = []
         # A link to a folder above itself would contain itself without end.
         if not _is_in(name, target):
-            # Names in the folder `target` begin with `target/`, so sorting puts them together.
-            begin = end = bisect.bisect_left(sorted_names, f"{target}/")
-            while end < len(sorted_names) and sorted_names[end].startswith(f"{target}/"):
-                end += 1
-            sources = [*sorted_names[begin:end], *([target] if target in sent else [])]
+            inside = sorted_names[_slice_inside(sorted_names, target)]
+            sources = [*inside, *([target] if target in sent else [])]
         if not sources:
             unsent[name] = "links to files that are not sent, or to their own folder"
         for source in sources:
@@ -157,6 +147,37 @@ def _replace_links(
         # A few links that lead to each other's folders may double the number of files each time.
         if len(sent) > MAX_FILES:
             break
+
+
+def _order_links(root: Path, links: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield (link, target), with the links in a target's folder before the link to this folder: what
+    they lead to is in the folder, too. The target is None if it is outside of `root`."""
+    sorted_links, real_root = sorted(links), root.resolve()
+    visited: set[str] = set()  # also ends the search if links lead to each other's folders
+    stack: list[tuple[str, str | None, bool]] = [(name, None, False) for name in sorted_links]
+    while stack:
+        name, target, is_ready = stack.pop()
+        if is_ready:
+            yield name, target
+        elif name not in visited:
+            visited.add(name)
+            try:
+                path = (root / name).resolve()
+            except (OSError, RuntimeError):  # the link leads to itself
+                path = real_root / name
+            if path.is_relative_to(real_root):
+                target = path.relative_to(real_root).as_posix()
+            stack.append((name, target, True))
+            if target is not None:
+                inside = sorted_links[_slice_inside(sorted_links, target)]
+                stack += [(link, None, False) for link in inside]
+
+
+def _slice_inside(sorted_names: list[str], folder: str) -> slice:
+    """Return the slice of the names below a folder."""
+    # These names begin with `folder/`, so sorting puts them together. `0` follows `/` in ASCII.
+    begin = bisect.bisect_left(sorted_names, f"{folder}/")
+    return slice(begin, bisect.bisect_left(sorted_names, f"{folder}0", begin))
 
 
 def _find_candidates(

@@ -88,6 +88,18 @@ def test_without_git_all_is_sent_but_for_the_same_reasons(tmp_path):
     assert {name for name, _ in found.unsent} == unsent
 
 
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_a_linked_folder_is_sent_with_what_its_own_links_lead_to(tmp_path, names):
+    """Whichever of the two links has the first name."""
+    outer, inner = names
+    write(tmp_path, "c/deep.py", f"{inner}/own.py", f"{outer}/train.py")
+    (tmp_path / outer / "l").symlink_to(f"../{inner}")
+    (tmp_path / inner / "m").symlink_to("../c")
+    found = files.list_files(tmp_path)
+    assert {f"{outer}/l/own.py", f"{outer}/l/m/deep.py", f"{inner}/m/deep.py"} <= {*found.sent}
+    assert found.unsent == ()
+
+
 def test_what_is_not_sent_does_not_count_as_a_file_too_many(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MAX_FILES", 5)
     write(tmp_path, *(f"__pycache__/{number}.pyc" for number in range(30)), "src/z.py")
