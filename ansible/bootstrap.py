@@ -41,8 +41,8 @@ class Machine:
     name: str  # in the inventory
     address: str  # or a host name
     port: int  # of sshd
-    provisions: str  # the user that Ansible logs in as: ansible_user
-    trains: str  # the user whose name training processes run under: train_user, else ansible_user
+    provisioning_user: str  # the user that Ansible logs in as: ansible_user
+    training_user: str  # the user that training processes run as: train_user, else ansible_user
 
     def ssh_name(self):
         """Name the machine as known_hosts does."""
@@ -58,7 +58,7 @@ class HostKey:
 def list_machines(inventory, limit):
     """List the selected machines, in the inventory's order. Raises UserError.
 
-    inventory: its path, or None for inventory.ini; limit: a pattern of Ansible's.
+    inventory: its path, or None for inventory.ini; limit: a pattern for Ansible's --limit.
     """
     words = ["--limit", limit, *(["--inventory", inventory] if inventory else [])]
     words += ["--playbook-dir", str(ROOT)]  # for group_vars/, wherever the inventory is
@@ -81,7 +81,7 @@ def list_machines(inventory, limit):
 def make_machine(name, variables):
     """Make the Machine with these variables in the inventory. Raises UserError."""
     # In an inventory of YAML, a value may have any type.
-    provisions = read_user(variables, "ansible_user") or getpass.getuser()
+    provisioning_user = read_user(variables, "ansible_user") or getpass.getuser()
     address, port = variables.get("ansible_host", name), variables.get("ansible_port", 22)
     if not isinstance(address, str):
         raise UserError(f"{name}: ansible_host in the inventory is {address!r}, which is not text")
@@ -91,8 +91,8 @@ def make_machine(name, variables):
         name=name,
         address=address,
         port=int(port),
-        provisions=provisions,
-        trains=read_user(variables, "train_user") or provisions,
+        provisioning_user=provisioning_user,
+        training_user=read_user(variables, "train_user") or provisioning_user,
     )
 
 
@@ -122,19 +122,6 @@ def _run_inventory_tool(tool, *words):
     return process.stdout
 
 
-def explain_unknown_address(machine):
-    """Explain in a sentence that this PC cannot resolve a machine's address; None if it can."""
-    try:
-        socket.getaddrinfo(machine.address, machine.port)
-    except (OSError, UnicodeError):  # UnicodeError: a label of the name is empty, or too long
-        return (
-            f"{machine.name}: the control node does not know the host name "
-            f"{machine.address!r}. Correct it in the inventory, or write the address: "
-            "ansible_host=192.168.1.20"
-        )
-    return None
-
-
 def scan_host_key(machine):
     """Ask for the HostKey at the machine's address; None if nothing answers."""
     # Every sshd since 2014 has an ed25519 key, and people need to compare only one kind of key.
@@ -146,8 +133,7 @@ def scan_host_key(machine):
         ["ssh-keygen", "-lf", "-"], input=line, capture_output=True, text=True, check=True
     ).stdout
     # ssh-keygen prints "256 SHA256:47DEQpj8... 192.168.1.20 (ED25519)".
-    _, fingerprint, *_ = printed.split()
-    return HostKey(line, fingerprint)
+    return HostKey(line, fingerprint=printed.split()[1])
 
 
 def read_known_keys(machine):
@@ -166,12 +152,20 @@ def trust_host_key(machine, key, expected, ask=input):
     asked. ask: prints a question and returns the answer, as input() does.
     """
     if key is None:
-        raise UserError(explain_unknown_address(machine) or NO_ANSWER.format(**vars(machine)))
+        try:
+            socket.getaddrinfo(machine.address, machine.port)
+        except (OSError, UnicodeError):  # UnicodeError: a label of the name is empty, or too long
+            raise UserError(
+                f"{machine.name}: the control node does not know the host name "
+                f"{machine.address!r}. Correct it in the inventory, or write the address: "
+                "ansible_host=192.168.1.20"
+            ) from None
+        raise UserError(NO_ANSWER.format(**vars(machine)))
     known_keys = read_known_keys(machine)
-    _, key_kind, key_text, *_ = key.line.split()
+    key_kind, key_text = key.line.split()[1:3]
     if [key_kind, key_text] in known_keys:
         return
-    # If a known machine has another key of the same kind, nobody is asked, since people answer
+    # If known_hosts has another key of the same kind, nobody is asked, since people answer
     # questions with yes.
     if any(kind == key_kind for kind, _ in known_keys):
         raise UserError(
@@ -243,14 +237,15 @@ def needs_no_password(machine, login):
 def ask_for_logins(selected, login, ask):
     """Return {machine's name: (user, password)}; the password is "" if key and sudo rule suffice.
 
-    login: of --login. ask: prints a prompt and returns what a person typed; called only for a
-    machine that needs the password of `login`. Raises UserError.
+    selected: Machines; login: the user that --login names. ask: prints a prompt and returns what a
+    person typed; called only for a machine that needs the password of `login`. Raises UserError.
     """
-    users, previous_name = {}, None
+    users, previous_name = {}, None  # previous_name: the last machine that needed a password
     for machine in selected:
         print(f"{machine.name}: trying to log in without a password", flush=True)
-        # `provisions` comes first: an earlier call may have removed the sudo rule of `login`.
-        users_in_order = (machine.provisions, login)
+        # The provisioning user comes first: an earlier call may have removed the sudo rule of
+        # `login`.
+        users_in_order = (machine.provisioning_user, login)
         passwordless = [user for user in users_in_order if needs_no_password(machine, user)]
         if passwordless:
             users[machine.name] = (passwordless[0], "")
@@ -264,7 +259,8 @@ def ask_for_logins(selected, login, ask):
                 f"{machine.name} asks for {login}'s password, but this command has no "
                 "terminal: run it in a terminal, or use --password-file"
             ) from None
-        users[machine.name] = (login, typed or (users[previous_name][1] if previous_name else ""))
+        previous_password = users[previous_name][1] if previous_name else ""
+        users[machine.name] = (login, typed or previous_password)
         previous_name = machine.name
     return users
 
@@ -293,13 +289,16 @@ def read_option_file(option, file):
 
 
 def run_playbook(selected, users, args):
-    """Run playbooks/bootstrap.yml, and return its exit code; users: as ask_for_logins returns."""
+    """Run playbooks/bootstrap.yml, and return its exit code.
+
+    selected: Machines; users: the result of ask_for_logins; args: the command line's options.
+    """
     extra = {
         "access_users": {
             machine.name: {
                 "login": users[machine.name][0],
-                "provisions": machine.provisions,
-                "trains": machine.trains,
+                "provisions": machine.provisioning_user,
+                "trains": machine.training_user,
             }
             for machine in selected
         },
@@ -383,6 +382,7 @@ def main(argv=None):
     # Ansible's output is long, so the messages about refused machines come last.
     for sentence in sentences:
         print_wrapped_error(f"NOT LET IN: {sentence}")
+    # A refused machine makes the call a failure, even if the playbook succeeded on the others.
     return code or (1 if sentences else 0)
 
 

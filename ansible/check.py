@@ -66,10 +66,10 @@ def inspect(inventory, extra):
 
 def run_playbook(argv, environment, interval=8.0):
     """Run a command and return its output. Prints the running task every `interval` seconds."""
-    start, ended, lines = time.monotonic(), threading.Event(), [""]
+    start, has_ended, lines = time.monotonic(), threading.Event(), [""]
 
     def print_progress():
-        while not ended.wait(interval):
+        while not has_ended.wait(interval):
             # "TASK [preflight : Collect facts] ****" -> "preflight : Collect facts"
             tasks = [line for line in lines if line.startswith(("PLAY [", "TASK ["))]
             task = re.sub(r"^\w+ \[|\] \**$", "", tasks[-1].strip()) if tasks else "the inventory"
@@ -81,7 +81,7 @@ def run_playbook(argv, environment, interval=8.0):
     process = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     with process:
         lines += process.stdout
-    ended.set()
+    has_ended.set()
     return "".join(lines)
 
 

@@ -34,7 +34,7 @@ from planning import PlanError, driver, looks, preflight, reading, stacks, toolk
 ANSIBLE = Path(__file__).resolve().parent
 ROOT = ANSIBLE.parent
 PLAYBOOK = ANSIBLE / "playbooks" / "facts.yml"
-WIDTH = 80
+WIDTH = 80  # columns of a terminal
 # The settings of roles other than driver, whose settings are in driver.SETTINGS.
 SETTINGS = (
     *("stack", "env_manager", "conda_installer", "pip_index_url"),
@@ -44,7 +44,7 @@ SETTINGS = (
 SWITCHES = ("toolkit", "apex", "apex_extensions", *(row.name for row in driver.SETTINGS.values()))
 
 
-class Kept(Struct):
+class Decision(Struct):
     """The earlier decision of `stack: auto`, as stacks.read_decision returns it, or nothing."""
 
     stack: Union[Text, UnsetType] = UNSET
@@ -60,7 +60,7 @@ Setting = defstruct(
         *((name, Union[bool, Text, UnsetType], UNSET) for name in SWITCHES),
         ("env_manager", Union[Literal["auto", "venv", "conda", "uv"], UnsetType], UNSET),
         ("gpus", Union[Integer, Text, UnsetType], UNSET),
-        ("kept", Union[Kept, UnsetType], UNSET),
+        ("kept", Union[Decision, UnsetType], UNSET),
     ],
 )
 # Facts that files of earlier releases lack, and that have a default.
@@ -69,13 +69,13 @@ OPTIONAL_FACTS = {"held", "held_by_us", "signing_key"}
 
 class Machine(NamedTuple):
     host: str
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # by their names in group_vars/all.yml
     # None: the machine did not answer. ShellFacts that are no PlanFacts: role reach refused it.
     facts: ShellFacts | None
 
 
-def rows(entries, table, bundle):
-    """Return [{"host", "what", "lines"}]: everything that would be installed, by machine.
+def plan_rows(entries, table, bundle):
+    """Return [{"host", "topic", "lines"}]: everything that would be installed, by machine.
 
     entries: [{"facts", "settings"}], one per machine; the facts of a machine that did not answer
     have only "host". table: "stacks" of stacks.yml. bundle: the folder with downloaded files.
@@ -84,7 +84,7 @@ def rows(entries, table, bundle):
     machines = list(map(_make_machine, entries))
     refused = _find_refusals([machine.facts for machine in machines if machine.facts])
     printed = [
-        {"host": host, "what": "system",
+        {"host": host, "topic": "system",
          "lines": [f"REFUSED: {row['cause']}", f"remedy: {row['remedy']}"]}
         for host, row in refused.items()
     ]  # fmt: skip
@@ -106,10 +106,10 @@ def rows(entries, table, bundle):
     try:
         stack = stacks.resolve(all_facts, common["stack"], table, members, common.get("kept"))
     except PlanError as error:
-        # A refused machine may be the reason that no stack can be chosen.
+        # A refused machine may be the reason that no stack can be chosen, so its finding comes too.
         reasons = [*map(preflight.text, refused.values()), str(error)]
         raise PlanError(". ".join(reasons)) from None
-    # plans: {host: {"toolkit", "found", "apex"}}, as toolkit.toolkit_plan describes.
+    # plans: {host: {"toolkit", "foreign", "apex"}}, as toolkit.toolkit_plan describes.
     switches = {name: common[name] for name in ("toolkit", "apex", "apex_extensions")}
     plans = toolkit.toolkit_plan(all_facts, stack, switches, table)
     for host, settings, facts in machines:
@@ -118,11 +118,11 @@ def rows(entries, table, bundle):
             ("cards", _describe_cards(facts, table)),
             ("stack", [f"{stack['name']}: {stack['reason']}"]),
             ("driver", _describe_driver(facts, settings, stack, table, bundle)),
-            *_toolkit_topics(plan["toolkit"], plan["found"], bundle),
+            *_toolkit_topics(plan["toolkit"], plan["foreign"], bundle),
             *_environment_topics(facts, settings, stack),
             ("apex", _describe_apex(plan["apex"], bundle)),
         ]
-        printed += [{"host": host, "what": topic, "lines": lines} for topic, lines in topics]
+        printed += [{"host": host, "topic": topic, "lines": lines} for topic, lines in topics]
     return printed
 
 
@@ -142,11 +142,12 @@ def _make_machine(entry):
     # Two settings of the inventory count as facts of the machine.
     setting_facts = {"driver_kept": settings.get("driver_policy") == "keep"}
     if kind is PlanFacts:
-        setting_facts["gpus_counted"] = reading.counted(settings.get("gpus"), host)
+        setting_facts["gpus_counted"] = reading.read_gpu_count(settings.get("gpus"), host)
     return Machine(host, settings, reading.read({**facts, **setting_facts}, kind, host))
 
 
 def _missing_fact(host, name):
+    """Make the UserError for a fact that a file of facts lacks."""
     return UserError(
         f"tandem: the facts of {host} lack {name!r}: the file is old or incomplete. Save it "
         "again: .venv/bin/python ansible/dry_provision.py --save FILE"
@@ -154,13 +155,13 @@ def _missing_fact(host, name):
 
 
 def _find_refusals(all_facts):
-    """Find {host: finding} of the machines that role reach refuses, by looks.unfit."""
+    """Find {host: its first finding} of the machines that role reach refuses, by looks.unfit."""
     # If a machine has PlanFacts, modules have run on it, so its Python is no obstacle.
     examined_hosts = {facts.host for facts in all_facts if isinstance(facts, PlanFacts)}
     refusals = {}
-    for row in looks.unfit(all_facts, importlib.metadata.version("ansible-core")):
-        if row["host"] not in examined_hosts or row["fault"] not in looks.REMEDIABLE:
-            refusals.setdefault(row["host"], row)
+    for finding in looks.unfit(all_facts, importlib.metadata.version("ansible-core")):
+        if finding["host"] not in examined_hosts or finding["fault"] not in looks.REMEDIABLE:
+            refusals.setdefault(finding["host"], finding)
     return refusals
 
 
@@ -170,7 +171,7 @@ def _describe_cards(facts, table):
     unlisted = [device for device, _ in stacks.participating_gpus(facts, table)]
     lines = []
     for device in stacks.nvidia_devices(facts):
-        row = stacks.generation(device, table)
+        row = stacks.find_generation(device, table)
         if row is None:
             lines.append(f"NVIDIA {device}, a card that is not in ansible/stacks.yml")
         elif device in unlisted:
@@ -179,19 +180,19 @@ def _describe_cards(facts, table):
             capability = f"{row['sm'] // 10}.{row['sm'] % 10}"
             lines.append(f"{row['name']} {device}, compute capability {capability}")
         else:
-            is_old = stacks.is_display_only(row, table)
-            reason = "no stack has code for it" if is_old else "by gpus= of its line"
+            is_display_only = stacks.is_display_only(row, table)
+            reason = "no stack has code for it" if is_display_only else "by gpus= of its line"
             lines.append(f"{row['name']} {device}, not used: {reason}")
     system = f"{facts.distribution.capitalize()} {facts.release}, kernel {facts.kernel}"
     gcc = f"gcc {facts.gcc}" if facts.gcc else "no gcc"
     # vfio-pci or prime-select may keep a card from the driver.
-    hidden = stacks.hidden_gpu(facts)
+    hidden = stacks.find_hidden_gpu(facts)
     lines += [hidden[0]] if hidden else []
     return [*(lines or ["no card of NVIDIA's"]), f"{system}, {gcc}"]
 
 
 def _describe_driver(facts, settings, stack, table, bundle):
-    """Return lines with the driver and its source, or with the refusal and its remedy."""
+    """Return lines with the driver, its source and its needs, or with a refusal and its remedy."""
     files = (bundle / "installers" / stack["name"]).glob("*.run")
     options = driver.driver_wanted(settings, [path.name for path in files])
     plan = driver.driver_plan(facts, options, stack, table)  # a dictionary: driver_actions.as_dict
@@ -206,17 +207,27 @@ def _describe_driver(facts, settings, stack, table, bundle):
         lines += ["from the distribution's archive:"]
         # "nvidia-driver-570=570.133.07-0ubuntu1": apt's form of a package and its version.
         lines += [package.replace("=", " ", 1) for package in plan["packages"]]
-    return [*lines, *_describe_driver_needs(plan, facts)]
-
-
-def _describe_driver_needs(plan, facts):
-    """Return lines with the further needs of a driver: tools, a reboot, a person at the screen."""
-    lines = []
+    # A driver may also need tools, a reboot, and a person at the machine's screen.
     if plan.get("tools"):
         lines.append(f"and to build the module: {', '.join(plan['tools'])}")
     if plan.get("waiting"):
         lines.append(f"also for kernel {plan['waiting']}, which the next boot starts")
-    lines += _describe_reboot(plan, facts)
+    reboot = []
+    if plan.get("reboot_first"):
+        changes = ["without nouveau"] * facts.nouveau
+        changes += [f"without {plan['without']}"] if plan.get("without") else []
+        changes = changes or [f"into kernel {facts.waiting_kernel}"]
+        reboot = [f"after a reboot {' and '.join(changes)}"]
+    elif plan["action"] == "package" and facts.nouveau:
+        reboot = ["and a reboot, if nouveau holds the card"]
+    elif plan.get("screen") and plan["action"] != "load":
+        reboot = ["under the running display: the next boot starts with it"]
+    elif plan["action"] != "nothing" and facts.driver not in (None, plan["version"]):
+        reboot = [f"and a reboot, since driver {facts.driver} is loaded, if it is in use"]
+    if reboot and facts.boot_passphrases:
+        disks = ", ".join(facts.boot_passphrases)
+        reboot.append(f"which waits at its screen for the passphrase of {disks}")
+    lines += reboot
     if plan.get("key"):
         lines.append(
             f"Secure Boot: the module is signed with this machine's own key ({plan['key']}), "
@@ -232,27 +243,8 @@ def _describe_driver_needs(plan, facts):
     return lines
 
 
-def _describe_reboot(plan, facts):
-    """Return lines about the reboot of a plan; [] if the plan needs none."""
-    if plan.get("reboot_first"):
-        changes = ["without nouveau"] * facts.nouveau
-        changes += [f"without {plan['without']}"] if plan.get("without") else []
-        changes = changes or [f"into kernel {facts.waiting_kernel}"]
-        lines = [f"after a reboot {' and '.join(changes)}"]
-    elif plan["action"] == "package" and facts.nouveau:
-        lines = ["and a reboot, if nouveau holds the card"]
-    elif plan.get("screen") and plan["action"] != "load":
-        lines = ["under the running display: the next boot starts with it"]
-    elif plan["action"] != "nothing" and facts.driver not in (None, plan["version"]):
-        lines = [f"and a reboot, since driver {facts.driver} is loaded, if it is in use"]
-    else:
-        return []
-    disks = ", ".join(facts.boot_passphrases)
-    return lines + [f"which waits at its screen for the passphrase of {disks}"] * bool(disks)
-
-
 def _toolkit_topics(plan, foreign, bundle):
-    """List (topic, lines) of the toolkit; foreign: the dictionary of toolkit.Foreign, or None."""
+    """List (topic, lines) of the toolkit; foreign: a ForeignToolkit's fields, or None."""
     if plan is None and foreign is not None:
         return [("toolkit", [f"none is installed; {foreign['folder']}: {foreign['reason']}"])]
     if plan is None:
@@ -284,8 +276,9 @@ def _name_server(url):
 
 def _environment_topics(facts, settings, stack):
     """List (topic, lines) of the Python environment: its Python, torch and torchvision."""
+    # A Python that does not fit is a line of its own, so that the other topics are printed too.
     try:
-        manager, python = stacks.python_for(stack, facts, settings["env_manager"])
+        manager, python = stacks.choose_environment(stack, facts, settings["env_manager"])
     except PlanError as error:
         return [("python", [f"REFUSED: {error}"])]
     lock = ANSIBLE / "locks" / f"{stack['lock']}-py{python}.txt"
@@ -321,8 +314,11 @@ def _describe_apex(plan, bundle):
     ]
 
 
-def text(rows):
-    """Return the text for people: a paragraph per machine, at most 80 columns wide."""
+def format_rows(rows):
+    """Return the text for people: a paragraph per machine, at most 80 columns wide.
+
+    rows: the result of plan_rows.
+    """
     lines, host = [], None
     for row in rows:
         if row["host"] != host:
@@ -330,7 +326,7 @@ def text(rows):
             lines += ["", host] if lines else [host]
         for number, line in enumerate(row["lines"]):
             # The topic stands only before its first line: "  driver      driver 580.95.05, ...".
-            indent = f"  {row['what'] if number == 0 else '':<12}"
+            indent = f"  {row['topic'] if number == 0 else '':<12}"
             lines += textwrap.wrap(
                 line, WIDTH, initial_indent=indent, subsequent_indent=" " * 16,
                 break_long_words=False, break_on_hyphens=False,
@@ -338,14 +334,14 @@ def text(rows):
     return "\n".join(lines)
 
 
-def settings():
+def read_settings():
     """Read the settings of group_vars/all.yml, since a file of facts may lack settings."""
     values = yaml.safe_load((ROOT / "group_vars" / "all.yml").read_text())
     index = values["mirrors"][values["mirror"]]["pip"]
     return {**values, "pip_index_url": index}
 
 
-def inspect(inventory, extra):
+def collect_facts(inventory, extra):
     """Collect [{"facts", "settings"}] of the machines by playbooks/facts.yml. Raises UserError."""
     with scratch_folder() as folder:
         output = folder / "facts.json"
@@ -370,7 +366,7 @@ def inspect(inventory, extra):
     return [{**entry, "settings": {**decision, **entry["settings"]}} for entry in entries]
 
 
-def read(path):
+def read_facts_file(path):
     """Read [{"facts", "settings"}] from a file that --save wrote. Raises UserError."""
     try:
         entries = json.loads(read_text(path))
@@ -384,12 +380,13 @@ def read(path):
                 f"tandem: {path} is not a file of facts, a list of objects that each have "
                 '"facts" with a "host" (examples/machines/ has examples)'
             )
-    common_settings = settings()
+    common_settings = read_settings()
     try:
         for entry in entries:
             entry_settings = reading.read(entry.get("settings", {}), Setting, "settings")
             entry["settings"] = {**common_settings, **to_builtins(entry_settings)}
-            # `rows` makes the machine again. This call reports a wrong fact with the file's name.
+            # plan_rows makes the machine again. This call reports a wrong fact with the file's
+            # name.
             _make_machine(entry)
     except PlanError as error:
         raise UserError(f"tandem: {path} is not a file of facts: {error}") from None
@@ -406,17 +403,19 @@ def main(argv=None):
         parser.error(f"{' '.join(extra)} goes to ansible-playbook, which --facts does not run")
     table = yaml.safe_load((ANSIBLE / "stacks.yml").read_text())["stacks"]
     try:
-        entries = read(args.facts) if args.facts else inspect(args.inventory, extra)
+        entries = (
+            read_facts_file(args.facts) if args.facts else collect_facts(args.inventory, extra)
+        )
         if args.save:
             Path(args.save).write_text(json.dumps(entries, indent=1) + "\n")
-        printed = rows(entries, table, ROOT / "bundle")
+        printed = plan_rows(entries, table, ROOT / "bundle")
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
     except PlanError as error:
         print(f"tandem: {error}", file=sys.stderr)
         return 1
-    print(text(printed))
+    print(format_rows(printed))
     refused = any(line.startswith("REFUSED") for row in printed for line in row["lines"])
     return 1 if refused else 0
 

@@ -27,6 +27,14 @@ def stacks(table):
         pythons = sorted(
             row["python"], key=lambda text: [int(digits) for digits in text.split(".")]
         )
+        # The oldest and newest generation of GPUs that the row's torch has code for. Binary code
+        # for sm_70 also runs on sm_75: the same major capability, and no older minor one.
+        gpus = "none"
+        if "sm" in row:
+            names = {entry["sm"]: entry["name"] for entry in table["gpus"]["generations"]}
+            supported = [sm for sm in names for c in row["sm"] if c // 10 == sm // 10 and c <= sm]
+            oldest, newest = min(supported), max(supported)
+            gpus = f"{names[oldest]} (sm_{oldest}) to {names[newest]} (sm_{newest})"
         cells = [
             f"`{name}`",
             row["torch"],
@@ -38,22 +46,10 @@ def stacks(table):
             versions.get("cudnn", "none"),
             versions.get("nccl", "none"),
             row.get("apex", "none"),
-            _cards(row, table),
+            gpus,
         ]
         lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
     return lines
-
-
-def _cards(row, table):
-    """Name the oldest and newest generation of GPUs that the row's torch has code for."""
-    if "sm" not in row:
-        return "none"
-    generations = {entry["sm"]: entry["name"] for entry in table["gpus"]["generations"]}
-    # Binary code for sm_70 also runs on sm_75: the same major capability, and no older minor one.
-    codes = row["sm"]
-    supported = [sm for sm in generations for c in codes if c // 10 == sm // 10 and c <= sm]
-    oldest, newest = min(supported), max(supported)
-    return f"{generations[oldest]} (sm_{oldest}) to {generations[newest]} (sm_{newest})"
 
 
 def drivers(table):

@@ -120,14 +120,14 @@ def gather(order, progress):
     order.folder.mkdir(parents=True, exist_ok=True)
     environment = _private_apt(order)
     _apt(order, environment, "update", "--error-on=any")
-    files = _resolve(order, environment)
+    files, index = _resolve(order, environment)
     fetch_all(files, f"packages {order.release}", progress, _proxy(environment))
     # A file of an earlier order is not in the index, and would only fill the machines' disks.
     names = {file.path.name for file in files}
     for path in order.folder.iterdir():
         if path.name not in names:
             path.unlink()
-    (order.folder / INDEX).write_text(_index(order, environment, files))
+    (order.folder / INDEX).write_text(index)
     digests = {path.name: manifest.sha256(path) for path in order.folder.iterdir()}
     manifest.write(order.folder, order.purpose(), digests)
 
@@ -172,51 +172,37 @@ def _apt(order, environment, *words):
 
 
 def _resolve(order, environment):
-    """List the files that `apt-get install` would fetch, with the archive's SHA-256 of each."""
+    """Return the Files that `apt-get install` would fetch, and the repository's index of them."""
     printed = _apt(order, environment, "install", "--yes", "--print-uris", *order.packages)
     # 'http://deb.debian.org/debian/pool/main/r/rsync/rsync_3.2.7-1_amd64.deb' rsync_... 417040 ...
     rows = re.findall(r"^'(\S+)' (\S+) (\d+) ", printed, re.MULTILINE)
-    files = {unquote(url.rsplit("/", 1)[1]): (url, int(size)) for url, _, size in rows}
-    # apt prints only MD5 sums there, so the SHA-256 comes from the archive's entries.
-    packages = [name.split("_")[0] for name in files]
-    digests = {
-        Path(stanza["Filename"]).name: stanza["SHA256"]
-        for stanza in _stanzas(environment, packages)
-    }
-    return [
-        File(url, order.folder / name, digests[name], size) for name, (url, size) in files.items()
-    ]
-
-
-def _stanzas(environment, packages):
-    """Yield the archive's entry for each version of packages: its fields, and its whole "text"."""
+    sources = {unquote(url.rsplit("/", 1)[1]): (url, int(size)) for url, _, size in rows}
+    # apt prints only MD5 sums there, so the SHA-256 comes from the archive's entries, of which each
+    # version of a package has one.
     process = subprocess.run(
-        ["apt-cache", "show", *packages],
+        ["apt-cache", "show", *(name.split("_")[0] for name in sources)],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
-    for text in process.stdout.strip().split("\n\n"):
-        yield {**dict(re.findall(r"^(\S+): (.+)$", text, re.MULTILINE)), "text": text}
-
-
-def _index(order, environment, files):
-    """Return the repository's index: the archive's own entries with other paths of the files."""
-    # The archive's entries have paths in its pool: "Filename: pool/main/r/rsync/rsync_...".
+    texts = process.stdout.strip().split("\n\n")
+    entries = [(dict(re.findall(r"^(\S+): (.+)$", text, re.MULTILINE)), text) for text in texts]
+    digests = {Path(fields["Filename"]).name: fields["SHA256"] for fields, _ in entries}
+    files = [
+        File(url, order.folder / name, digests[name], size) for name, (url, size) in sources.items()
+    ]
+    # The archive's entries have paths in its pool, "Filename: pool/main/r/rsync/rsync_...". The
+    # index has the same entries with paths in the folder.
     file_names = {file.sha256: file.path.name for file in files}
-    names = [file.path.name.split("_")[0] for file in files]
-    entries = {
-        stanza["SHA256"]: re.sub(
-            r"^Filename: .*$",
-            f"Filename: ./{file_names[stanza['SHA256']]}",
-            stanza["text"],
-            flags=re.M,
+    index_entries = {
+        digest: re.sub(
+            r"^Filename: .*$", f"Filename: ./{file_names[digest]}", text, flags=re.MULTILINE
         )
-        for stanza in _stanzas(environment, names)
-        if stanza["SHA256"] in file_names
+        for fields, text in entries
+        if (digest := fields["SHA256"]) in file_names
     }
-    return "\n\n".join(entries[digest] for digest in file_names) + "\n"
+    return files, "\n\n".join(index_entries[digest] for digest in file_names) + "\n"
 
 
 def _proxy(environment):

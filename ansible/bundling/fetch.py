@@ -97,7 +97,17 @@ def fetch(file, opener, advance):
     partial = file.path.with_name(file.path.name + ".part")
     partial.parent.mkdir(parents=True, exist_ok=True)
     try:
-        _continue(file, partial, opener, advance)
+        present_bytes = partial.stat().st_size if partial.exists() else 0
+        headers = {"Range": f"bytes={present_bytes}-"} if present_bytes else {}
+        request = urllib.request.Request(file.url, headers=headers)  # noqa: S310 (of stacks.yml and apt)
+        with opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
+            # A server that ignores Range answers 200, and sends the file from its beginning.
+            is_continued = answer.status == 206
+            advance(present_bytes if is_continued else 0)
+            with partial.open("ab" if is_continued else "wb") as output:
+                while block := answer.read(1 << 18):
+                    output.write(block)
+                    advance(len(block))
     except urllib.error.HTTPError as error:
         # 416 (range not satisfiable) means that the partial file is complete.
         if error.code != 416:
@@ -112,21 +122,6 @@ def fetch(file, opener, advance):
             "publisher, or use another mirror"
         )
     partial.rename(file.path)
-
-
-def _continue(file, partial, opener, advance):
-    """Append the missing bytes to a partial file, or write it from the beginning."""
-    present_bytes = partial.stat().st_size if partial.exists() else 0
-    headers = {"Range": f"bytes={present_bytes}-"} if present_bytes else {}
-    request = urllib.request.Request(file.url, headers=headers)  # noqa: S310 (of stacks.yml and apt)
-    with opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
-        # A server that ignores Range answers 200, and sends the file from its beginning.
-        is_continued = answer.status == 206
-        advance(present_bytes if is_continued else 0)
-        with partial.open("ab" if is_continued else "wb") as output:
-            while block := answer.read(1 << 18):
-                output.write(block)
-                advance(len(block))
 
 
 def _fetch_error(file, reason):

@@ -113,29 +113,26 @@ def gather(order, progress):
         if file.commit and not (order.folder / file.name).is_file():
             pack_commit(file.url, file.commit, order.folder / file.name)
     # The error comes after the downloads, so that afterwards only these files are missing.
-    by_hand = [file for file in order.files if not file.url]
-    problems = [_problem(file, order.folder, expected[file.name]) for file in by_hand]
-    if any(problems):
-        raise UserError("\n".join(filter(None, problems)))
+    problems = []
+    for file in order.files:
+        path, digest = order.folder / file.name, expected[file.name]
+        if file.url:
+            continue
+        if not path.is_file():
+            remedy = f"get it from {file.page} and put it into {order.folder}"
+            problems.append(f"you must download {file.name} yourself: {remedy}")
+        elif digest and manifest.sha256(path) != digest:
+            problems.append(
+                f"{path} is not the expected file: its SHA-256 is not {digest}. Download it "
+                f"again from {file.page}"
+            )
+    if problems:
+        raise UserError("\n".join(problems))
     digests = {name: manifest.sha256(order.folder / name) for name in expected}
     for file in order.files:
         if not file.commit and not expected[file.name]:
             progress.trust(file.name, digests[file.name])
     manifest.write(order.folder, order.purpose(), digests)
-
-
-def _problem(file, folder, expected):
-    """Explain that a file is missing or wrong that a person has to fetch; "" if it is right."""
-    path = folder / file.name
-    if not path.is_file():
-        remedy = f"get it from {file.page} and put it into {folder}"
-        return f"you must download {file.name} yourself: {remedy}"
-    if expected and manifest.sha256(path) != expected:
-        return (
-            f"{path} is not the expected file: its SHA-256 is not {expected}. Download it "
-            f"again from {file.page}"
-        )
-    return ""
 
 
 def pack_commit(url, commit, path):

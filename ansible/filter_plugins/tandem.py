@@ -57,14 +57,14 @@ def findings(facts, question):
 
 
 def choose_python(stack, facts, manager):
-    """Choose {"manager", "python"} of a machine's environment: see stacks.python_for."""
-    manager, python = stacks.python_for(stack, reading.known(facts), manager)
+    """Choose {"manager", "python"} of a machine's environment: see stacks.choose_environment."""
+    manager, python = stacks.choose_environment(stack, reading.as_machine_facts(facts), manager)
     return {"manager": manager, "python": python}
 
 
 def cards(facts, table):
     """See planning/stacks.py."""
-    return stacks.participating_gpus(reading.known(facts), table)
+    return stacks.participating_gpus(reading.as_machine_facts(facts), table)
 
 
 def older_core(answers, core):
@@ -87,16 +87,16 @@ FILTERS: dict[str, Callable[..., Any]] = {
         *(driver.driver_plan, driver.driver_wanted),
         *(driver_result.driver_hold, driver_result.driver_outcome, driver_result.kernel_packages),
         *(driver_result.linux_again, driver_result.power_plan),
-        *(firewall.by_family, firewall.interface_networks, firewall.connection_end),
-        *(firewall.container_bridges, firewall.cut_off, firewall.kept_addresses),
-        *(firewall.member_addresses, firewall.other_firewall, firewall.ssh_cut_off),
+        *(firewall.split_by_family, firewall.interface_networks, firewall.read_ssh_connection),
+        *(firewall.container_bridges, firewall.find_cut_off_listeners, firewall.kept_addresses),
+        *(firewall.member_addresses, firewall.other_firewall, firewall.find_cut_off_peers),
         *(looks.looks, looks.unfit),
         *(members.forgotten, members.former_hosts_file, members.hosts_file),
         *(members.known_hosts_file, members.member, members.wrong_names),
         network.network_plan,
         *(network_facts.address_conflicts, network_facts.full_address),
         *(network_facts.interface_facts, network_facts.interface_of, network_facts.parse_files),
-        *(network_faults.set_aside, network_faults.unreachable),
+        *(network_faults.describe_skipped, network_faults.explain_unreachable),
         *(offline.bundle_needed, offline.bundle_order),
         *(packages.locked, packages.packages_planned),
         *(preflight.blocking, preflight.not_collected, preflight.problems),
@@ -119,7 +119,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "driver_facts": reading.driver,
     "driver_reboot_refused": driver_result.reboot_refused,
     "driver_upgrade": driver.upgrade_plan,
-    "expected_stack": stacks.expected,
+    "expected_stack": stacks.predict_stack,
     "finding_text": preflight.text,
     "kept": stacks.read_decision,
     "kept_file": stacks.decision_file,
@@ -133,10 +133,10 @@ FILTERS: dict[str, Callable[..., Any]] = {
 # filters were checked by reading.py before, or by the filters themselves (member, the firewall's).
 SHAPES = {
     "interface_facts": {0: Printed},
-    "connection_end": {0: Printed},
+    "read_ssh_connection": {0: Printed},
     "data_lack": {2: Printed},
     "data_loss": {1: Printed},
-    "cut_off": {0: Printed},
+    "find_cut_off_listeners": {0: Printed},
     "driver_outcome": {1: Printed, 2: Smi},
     "former_hosts_file": {0: Printed},
     "hosts_file": {0: Printed},
@@ -154,7 +154,7 @@ SHAPES = {
     "share_options": {1: Reader},
     "share_refusal": {2: Printed},
     "share_unit": {0: Printed},
-    "ssh_cut_off": {0: Printed, 1: Printed},
+    "find_cut_off_peers": {0: Printed, 1: Printed},
     "wake_fault": {0: Printed},
     "wake_verdict": {0: Printed, 1: list[Printed]},
     "wrong_names": {0: Printed},

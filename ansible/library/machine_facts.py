@@ -65,11 +65,11 @@ Acquire::https::Timeout "5";
 Dir::State::Lists "%(folder)s/lists";
 Dir::Cache "%(folder)s/cache";
 """
-PYTHON = "import sys; print('%d.%d' % sys.version_info[:2])"  # a program that prints "3.11"
+PRINT_PYTHON = "import sys; print('%d.%d' % sys.version_info[:2])"  # a program that prints "3.11"
 TOOLKITS = "/usr/local/cuda*"
 HOLDS = "/var/lib/tandem/driver/held"  # packages that role driver holds, one name per line
-DISPLAY = "0x03"  # PCI class of display controllers
-NVIDIA = "10de"  # PCI vendor
+DISPLAY_CLASS = "0x03"  # PCI class of display controllers, which is the beginning of the file class
+NVIDIA_VENDOR = "10de"  # PCI vendor
 DEVICES = "/sys/bus/pci/devices/*"
 # The decision of prime-select on a laptop with two GPUs. The file has "on" (nvidia), "on-demand",
 # or "off" (intel), which disables the driver.
@@ -79,7 +79,7 @@ XID = re.compile(r"NVRM: Xid \((?:PCI:)?[0-9A-Fa-f:.]+\): (\d{1,4}),")
 
 # Finds another machine with our address by an ARP probe, which changes nobody's cache (RFC 5227).
 # Needs root. Prints the hardware address of the machine that answers within half a second.
-PROBE = r"""
+ARP_PROBE = r"""
 import socket, struct, sys, time
 name, address = sys.argv[1], socket.inet_aton(sys.argv[2])
 line = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0806))
@@ -104,7 +104,7 @@ while time.time() < end:
 """
 
 
-def system():
+def read_system():
     """Read the facts about the operating system, the compiler, Python and the memory."""
     # /etc/os-release has lines such as VERSION_ID="22.04" and ID=ubuntu.
     pairs = re.findall(r'^(\w+)="?([^"\n]*)"?$', read("/etc/os-release") or "", re.MULTILINE)
@@ -127,7 +127,7 @@ def system():
     }
 
 
-def gpus():
+def list_gpus():
     """List the graphics cards, and separately the NVIDIA cards that virtual machines may take.
 
     "passed_through" has the numbers of devices only: ["1e04"].
@@ -135,79 +135,81 @@ def gpus():
     cards, passed_through = [], []
     for folder in sorted(glob.glob(DEVICES)):
         device_class = read(folder + "/class") or ""
-        if device_class.startswith(DISPLAY):
+        if device_class.startswith(DISPLAY_CLASS):
             # "0x10de" -> "10de"
-            vendor, card = (read(folder + "/" + name)[2:] for name in ("vendor", "device"))
+            vendor, device = (read(folder + "/" + name)[2:] for name in ("vendor", "device"))
             kernel_driver = os.path.basename(os.path.realpath(folder + "/driver"))
-            if vendor == NVIDIA and kernel_driver == "vfio-pci":
-                passed_through.append(card)
+            # vfio-pci reserves a device for virtual machines.
+            if vendor == NVIDIA_VENDOR and kernel_driver == "vfio-pci":
+                passed_through.append(device)
             else:
-                cards.append({"vendor": vendor, "device": card})
+                cards.append({"vendor": vendor, "device": device})
     return {"gpus": cards, "passed_through": passed_through, "prime": read(PRIME)}
 
 
-def driver():
+def read_loaded_driver():
     """Read the facts about the loaded NVIDIA driver, and whether Secure Boot is on."""
     # "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 10:11:16 UTC 2025"
-    loaded = re.search(
+    loaded_version = re.search(
         r"Kernel Module.*?\s(\d+\.\d+[.\d]*)", read("/proc/driver/nvidia/version") or ""
     )
     # Programs load this library. Its version may differ from the module's after an upgrade without
-    # a reboot. It is a link, which alternatives manage on Debian.
-    # "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.95.05"
+    # a reboot. It is a link, which alternatives manage on Debian, to a file with the version in its
+    # name: "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.95.05"
     path = os.path.realpath("/usr/lib/%s-linux-gnu/libnvidia-ml.so.1" % platform.machine())
-    library = path.split(".so.")[1] if os.path.exists(path) else None
+    library_version = path.split(".so.")[1] if os.path.exists(path) else None
     # An EFI variable has four bytes of attributes before its value; a BIOS has no variables.
     secure_boot = None
     for path in glob.glob("/sys/firmware/efi/efivars/SecureBoot-*"):
         with open(path, "rb") as file:
             secure_boot = file.read()[-1:] == b"\1"
     return {
-        "driver": loaded.group(1) if loaded else None,
-        "driver_library": library,
+        "driver": loaded_version.group(1) if loaded_version else None,
+        "driver_library": library_version,
         "nouveau": os.path.isdir("/sys/module/nouveau"),
         "secure_boot": secure_boot,
-        "xids": logged_xids(),
+        "xids": list_logged_xids(),
     }
 
 
-def logged_xids():
+def list_logged_xids():
     """List the numbers of NVIDIA's errors that the kernel logged since it booted."""
     journal = ["journalctl", "--dmesg", "--boot", "--no-pager", "--output=cat", "--quiet"]
     # Without sudo, group adm may read the journal, or everybody may read the kernel's buffer.
     commands = (["sudo", "-n", *journal], journal, ["dmesg"])
+    # The generator runs a command only if the commands before it printed nothing.
     log = next(filter(None, (output(*command, seconds=60) for command in commands)), "")
     return sorted({int(number) for number in XID.findall(log)})
 
 
-def disk(folder):
+def measure_disk(folder):
     """Measure the file system on which `folder` is or will be, as boundary/facts.py's Disk."""
-    existing = os.path.abspath(folder)
-    while not os.path.exists(existing):
-        existing = os.path.dirname(existing)
-    state = os.statvfs(existing)
+    parent = os.path.abspath(folder)
+    while not os.path.exists(parent):
+        parent = os.path.dirname(parent)
+    state = os.statvfs(parent)
     return {
         "free": state.f_bavail * state.f_frsize,
         # btrfs reports no number of inodes: it has no limit.
         "free_inodes": state.f_favail if state.f_files else None,
         "read_only": bool(state.f_flag & os.ST_RDONLY),
-        "device": os.stat(existing).st_dev,
+        "device": os.stat(parent).st_dev,
     }
 
 
-def mounts():
+def list_missing_mounts():
     """List [{"path", "type"}] of the mounts in /etc/fstab that are not mounted, except noauto."""
-    mounted = {line.split()[1] for line in (read("/proc/self/mounts") or "").splitlines()}
+    mounted_paths = {line.split()[1] for line in (read("/proc/self/mounts") or "").splitlines()}
     expected = []
     for line in (read("/etc/fstab") or "").splitlines():
         # "UUID=5a3b... /srv/data ext4 defaults,nofail 0 2"; the mount point of swap is "none".
         words = line.split("#")[0].split()
         if len(words) >= 4 and words[1].startswith("/") and "noauto" not in words[3]:
             expected.append({"path": words[1], "type": words[2]})
-    return [mount for mount in expected if mount["path"] not in mounted]
+    return [mount for mount in expected if mount["path"] not in mounted_paths]
 
 
-def network(address):
+def read_network(address):
     """Read the facts about network interfaces, names and firewalls.
 
     address: this machine's address in the inventory.
@@ -230,33 +232,33 @@ def network(address):
                 # and ZeroTier have the file tun_flags.
                 "tunnel": link.get("link_type") == "none" or os.path.exists(base + "/tun_flags"),
                 "physical": os.path.exists(base + "/device"),
-                "addresses": [row["local"] for row in ipv4(link)],
-                "networks": ["%s/%d" % (row["local"], row["prefixlen"]) for row in ipv4(link)],
+                "addresses": [row["local"] for row in list_ipv4(link)],
+                "networks": ["%s/%d" % (row["local"], row["prefixlen"]) for row in list_ipv4(link)],
             }
         )
     interface = next((link["name"] for link in links if address in link["addresses"]), None)
+    address_owner = None  # the hardware address of another machine with our IP address
+    if interface:
+        argv = [sys.executable, "-c", ARP_PROBE, interface, address]
+        probe = argv if os.geteuid() == 0 else ["sudo", "-n", *argv]
+        address_owner = output(*probe) or None
     return {
         "hostname": socket.gethostname(),
         "links": links,
-        "loopback_names": loopback_names(),
+        "loopback_names": list_loopback_names(),
         "ufw_conf": read("/etc/ufw/ufw.conf") or "",
         "firewalld": output("systemctl", "is-active", "firewalld") == "active",
         "interface": interface,
-        "address_owner": address_owner(interface, address) if interface else None,
+        "address_owner": address_owner,
     }
 
 
-def ipv4(link):
+def list_ipv4(link):
+    """List the IPv4 addresses of a link of `ip -j address`: rows with "local" and "prefixlen"."""
     return [row for row in link.get("addr_info", []) if row.get("family") == "inet"]
 
 
-def address_owner(interface, address):
-    """Find the hardware address of another machine with our IP address; None if none answers."""
-    argv = [sys.executable, "-c", PROBE, interface, address]
-    return output(*argv if os.geteuid() == 0 else ["sudo", "-n", *argv]) or None
-
-
-def loopback_names():
+def list_loopback_names():
     """List the names with a loopback address in /etc/hosts, except "localhost" and its like."""
     names = []
     for line in (read("/etc/hosts") or "").splitlines():
@@ -266,15 +268,7 @@ def loopback_names():
     return names
 
 
-def reboot_waits():
-    """Describe the update that waits for a reboot; None if there is none."""
-    kernel = waiting_kernel(platform.release())
-    if kernel:
-        return "kernel " + kernel
-    return "an update of packages" if os.path.exists("/run/reboot-required") else None
-
-
-def process_with_lock(path):
+def find_lock_holder(path):
     """Find {"pid", "command"} of the process that locks a file; None if no process does."""
     try:
         inode = os.stat(path).st_ino
@@ -290,14 +284,18 @@ def process_with_lock(path):
     return None
 
 
-def settings():
+def read_settings():
     """Read the facts about packages, the clock, programs, and settings that people made."""
     environment = read("/etc/environment") or ""
-    libraries = re.search(r'^LD_LIBRARY_PATH="?([^"\n]*)', environment, re.MULTILINE)
-    folders = libraries.group(1).split(":") if libraries else []
+    library_path = re.search(r'^LD_LIBRARY_PATH="?([^"\n]*)', environment, re.MULTILINE)
+    folders = library_path.group(1).split(":") if library_path else []
+    # Debian and Ubuntu make the file for updates other than kernels too.
+    kernel = waiting_kernel(platform.release())
+    other_update = "an update of packages" if os.path.exists("/run/reboot-required") else None
     return {
-        "apt_lock": process_with_lock("/var/lib/dpkg/lock-frontend")
-        or process_with_lock("/var/lib/dpkg/lock"),
+        # apt and other frontends hold the first lock while they run; dpkg itself holds the second.
+        "apt_lock": find_lock_holder("/var/lib/dpkg/lock-frontend")
+        or find_lock_holder("/var/lib/dpkg/lock"),
         # dpkg leaves files here if it was interrupted.
         "dpkg_broken": bool(
             os.path.isdir("/var/lib/dpkg/updates") and os.listdir("/var/lib/dpkg/updates")
@@ -306,21 +304,21 @@ def settings():
         "clock": time.time(),
         "missing_libraries": [name for name in folders if name and not os.path.isdir(name)],
         "rsync": shutil.which("rsync") is not None,
-        "conda": output("/opt/tandem/conda/bin/python", "-c", PYTHON),
+        "conda": output("/opt/tandem/conda/bin/python", "-c", PRINT_PYTHON),
         "uv": shutil.which("uv", path="/usr/local/bin:/usr/bin:/bin") is not None,  # root's PATH
-        "missing_mounts": mounts(),
-        "held_since": held_since(),
-        "boot_passphrases": boot_passphrases(),
-        "reboot_waits": reboot_waits(),
+        "missing_mounts": list_missing_mounts(),
+        "held_since": read_held_since(),
+        "boot_passphrases": list_boot_passphrases(),
+        "reboot_waits": "kernel " + kernel if kernel else other_update,
     }
 
 
-def boot_passphrases():
+def list_boot_passphrases():
     """List the encrypted disks that wait for a passphrase at the machine's screen during a boot.
 
     source: crypttab(5).
     """
-    waiting, text = [], read(CRYPTTAB)
+    waiting_disks, text = [], read(CRYPTTAB)
     if text is None and os.path.exists(CRYPTTAB):  # after Ubuntu's installer only root may read it
         text = output("sudo", "-n", "cat", CRYPTTAB)
     for line in (text or "").splitlines():
@@ -335,11 +333,11 @@ def boot_passphrases():
         by_hand = key in ("none", "-") or "keyscript" in options
         # The boot does not wait for a disk with noauto or nofail, and a TPM needs no passphrase.
         if by_hand and not options & {"noauto", "nofail", "tpm2-device"}:
-            waiting.append(words[0])
-    return [] if os.path.exists(CLEVIS) else waiting
+            waiting_disks.append(words[0])
+    return [] if os.path.exists(CLEVIS) else waiting_disks
 
 
-def dead_sources():
+def find_dead_sources():
     """Ask apt for its sources whose suite (such as buster) is missing, or has no valid signature.
 
     Returns [{"source": "ADDRESS SUITE", "file", "unsigned"}]. "file": apt's file that names the
@@ -359,7 +357,7 @@ def dead_sources():
     # "E: The repository 'http://deb.debian.org/debian buster Release' no longer has a Release
     # file." and "... InRelease' is not signed." A source without a suite ("deb ADDRESS /"), such as
     # NVIDIA's, has two blanks after the address.
-    refused = (
+    dead_source = (
         r"^(?:E|Error): The repository '(\S+ \S*) (?:In)?Release' (does not have|no longer has|is)"
     )
     words_of_file = {}  # {path: words, of which one may be an address}
@@ -367,15 +365,15 @@ def dead_sources():
         lines = [line.split("#")[0] for line in (read(path) or "").splitlines()]
         words_of_file[path] = {word.rstrip("/") for word in " ".join(lines).split()}
     sources = []
-    for name, verb in re.findall(refused, text, re.MULTILINE):
+    for name, verb in re.findall(dead_source, text, re.MULTILINE):
         address = name.split()[0].rstrip("/")
         paths = (path for path, words in words_of_file.items() if address in words)
-        row = {"source": name.strip(), "file": next(paths, None), "unsigned": verb == "is"}
-        sources.append(row)
+        is_unsigned = verb == "is"  # "is not signed"
+        sources.append({"source": name.strip(), "file": next(paths, None), "unsigned": is_unsigned})
     return sources
 
 
-def toolkits():
+def find_toolkits():
     """Return {folder: version of its nvcc, or None} of CUDA toolkits that Tandem did not install.
 
     Only folders that Tandem would use count, such as /usr/local/cuda-12.6.
@@ -393,7 +391,7 @@ def toolkits():
     return versions
 
 
-def held_since():
+def read_held_since():
     """Return when role driver last changed its holds, in Unix seconds; None if it holds no kernel.
 
     `make check` warns after some time, since a held kernel gets no security fixes.
@@ -402,12 +400,6 @@ def held_since():
     if not re.search(r"^linux-(?!modules-nvidia-)", read(HOLDS) or "", re.MULTILINE):
         return None
     return os.stat(HOLDS).st_mtime
-
-
-def environments():
-    """List the names of the Python environments that role python_env completed."""
-    # The role writes .tandem-lock last: /opt/tandem/envs/cu126-0123456789ab/.tandem-lock.
-    return sorted(path.split("/")[-2] for path in glob.glob("/opt/tandem/envs/*/.tandem-lock"))
 
 
 def main():
@@ -420,12 +412,21 @@ def main():
         supports_check_mode=True,
     )
     facts = {
-        "disks": {name: disk(name) for name in module.params["folders"]},
-        "environments": environments(),
-        "toolkits": toolkits(),
-        "dead_sources": dead_sources() if module.params["sources"] else [],
+        "disks": {name: measure_disk(name) for name in module.params["folders"]},
+        # Role python_env writes .tandem-lock last: /opt/tandem/envs/cu126-0123456789ab/.tandem-lock
+        "environments": sorted(
+            path.split("/")[-2] for path in glob.glob("/opt/tandem/envs/*/.tandem-lock")
+        ),
+        "toolkits": find_toolkits(),
+        "dead_sources": find_dead_sources() if module.params["sources"] else [],
     }
-    for group in (gpus(), system(), driver(), network(module.params["address"]), settings()):
+    for group in (
+        list_gpus(),
+        read_system(),
+        read_loaded_driver(),
+        read_network(module.params["address"]),
+        read_settings(),
+    ):
         facts.update(group)
     module.exit_json(changed=False, facts=facts)
 

@@ -2,7 +2,8 @@
 """Put the files of cuDNN or NCCL inside a CUDA toolkit, or remove them.
 
 Ansible runs this file on each machine, so it has to run on Python 3.6. Roles cudnn and nccl call
-the module. A record in the toolkit lists the files, so that a later call can remove them.
+the module. A record in the toolkit lists the files, so that a later call can remove them. Read
+`ensure_present` and `install` first.
 """
 
 import errno
@@ -36,7 +37,7 @@ options:
     type: path
     required: true
   state:
-    description: Whether it should be there.
+    description: Whether the part should be in the toolkit.
     type: str
     choices: [present, absent]
     default: present
@@ -44,14 +45,14 @@ options:
     description: The archive's path on the machine.
     type: path
   sha256:
-    description: Its SHA-256.
+    description: The archive's SHA-256.
     type: str
 author: Tandem
 """
 
 RETURN = r"""
 files:
-  description: Files that are there now, relative to the toolkit.
+  description: The part's files in the toolkit, relative to the toolkit's folder.
   returned: always
   type: list
 wanted:
@@ -61,14 +62,20 @@ wanted:
 """
 
 # Folders of the archives and of the deb, and the folder of the toolkit that their files go to.
-PLACES = {"include": "include", "lib": "lib64", "lib64": "lib64", "x86_64-linux-gnu": "lib64"}
+TOOLKIT_FOLDERS = {
+    "include": "include",
+    "lib": "lib64",
+    "lib64": "lib64",
+    "x86_64-linux-gnu": "lib64",
+}
 
 
 class Refused(Exception):
-    """A sentence for the user."""
+    """Says why an archive cannot be used, in a clause after the archive's path."""
 
 
-def sha256(path):
+def hash_file(path):
+    """Return the SHA-256 of a file, in hexadecimal digits."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         for block in iter(lambda: file.read(1 << 20), b""):
@@ -82,7 +89,10 @@ def record_path(toolkit, name):
 
 
 def read_record(toolkit, name):
-    """Read {"sha256", "files"}; sha256 is None if an installation was interrupted."""
+    """Read the record {"sha256", "files"}.
+
+    "sha256" is None if there is no record, or if an installation was interrupted.
+    """
     try:
         with open(record_path(toolkit, name)) as file:
             return json.load(file)
@@ -101,7 +111,7 @@ def write_record(toolkit, name, digest, files):
     os.replace(path + ".new", path)
 
 
-def tars(src, work):
+def find_tars(src, work):
     """Yield the paths of the tar archives of `src`; work: a folder for temporary files."""
     if not src.endswith(".deb"):
         yield src
@@ -127,6 +137,7 @@ def extract_tar(deb, tar):
             ["dpkg-deb", "--fsys-tarfile", deb], stdout=output, stderr=subprocess.PIPE, check=False
         )
     if process.returncode:
+        # main() tells a full disk from a broken package by the number of the error.
         if b"No space left" in process.stderr:
             raise OSError(errno.ENOSPC, "No space left on device")
         raise Refused("it is not a package: %s" % process.stderr.decode(errors="replace").strip())
@@ -136,9 +147,10 @@ def extract_tar(deb, tar):
 def toolkit_path(member):
     """Return a member's path relative to the toolkit; None if the toolkit does not need it.
 
-    Raises Refused for a path that leads out of the archive.
+    member: a tarfile.TarInfo. Raises Refused for a path that leads out of the archive.
     """
     # "cuda/include/cudnn.h", "nccl_2.19/lib/libnccl.so.2" or "./usr/lib/x86_64-linux-gnu/..."
+    # The first folder of the table decides, and the rest of the path stays.
     names = posixpath.normpath(member.name).split("/")
     if member.name.startswith("/") or ".." in names:
         raise Refused("it contains a path to a place outside of it: %s" % member.name)
@@ -148,17 +160,20 @@ def toolkit_path(member):
         # In a deb, lib is only the parent of the folder that has the libraries.
         if folder == "lib" and names[index + 1] == "x86_64-linux-gnu":
             continue
-        if folder in PLACES:
-            return posixpath.join(PLACES[folder], *names[index + 1 :])
+        if folder in TOOLKIT_FOLDERS:
+            return posixpath.join(TOOLKIT_FOLDERS[folder], *names[index + 1 :])
     return None
 
 
 def unpack(src, folder):
-    """Unpack the files for the toolkit into `folder`, and return their paths relative to it."""
+    """Unpack the files for the toolkit into `folder`, and return their paths relative to it.
+
+    Raises Refused for a path or a link that leads out of the archive.
+    """
     files = []
     work = folder + ".work"
     os.makedirs(work)
-    for tar in tars(src, work):
+    for tar in find_tars(src, work):
         with tarfile.open(tar) as archive:
             for member in archive:
                 path = toolkit_path(member)
@@ -166,35 +181,38 @@ def unpack(src, folder):
                     continue
                 target = os.path.join(folder, path)
                 os.makedirs(os.path.dirname(target), exist_ok=True)
-                write_member(archive, member, target)
+                # tarfile's extract() would follow a link that an earlier member made, and write
+                # outside of `folder`.
+                if member.issym():
+                    if os.path.isabs(member.linkname) or ".." in member.linkname.split("/"):
+                        raise Refused(
+                            "it contains a link to a place outside of it: %s" % member.name
+                        )
+                    os.symlink(member.linkname, target)
+                else:
+                    with archive.extractfile(member) as source, open(target, "wb") as output:
+                        shutil.copyfileobj(source, output)
+                    # Every user has to read the files, whatever their modes in the archive are.
+                    os.chmod(target, 0o755 if member.mode & 0o100 else 0o644)
                 files.append(path)
     return files
-
-
-def write_member(archive, member, target):
-    """Write a file or a link of an archive. Raises Refused for a link that leads out of it."""
-    # tarfile's extract() would follow a link that an earlier member made, and write outside.
-    if member.issym():
-        if os.path.isabs(member.linkname) or ".." in member.linkname.split("/"):
-            raise Refused("it contains a link to a place outside of it: %s" % member.name)
-        os.symlink(member.linkname, target)
-        return
-    with archive.extractfile(member) as source, open(target, "wb") as output:
-        shutil.copyfileobj(source, output)
-    os.chmod(target, 0o755 if member.mode & 0o100 else 0o644)
 
 
 def install(toolkit, name, src, digest):
     """Install an archive, and return its files.
 
-    Raises Refused, OSError and tarfile's errors, before the first file is moved.
+    digest: the archive's SHA-256. Raises Refused, OSError and tarfile's errors, before the first
+    file is moved.
     """
+    # In the toolkit, so that os.replace below moves files within one file system.
     folder = os.path.join(toolkit, ".tandem", name + ".new")
-    clean(folder)
+    delete_temporary_folders(folder)
     try:
         files = unpack(src, folder)
         if not any(file.startswith("lib64/lib" + name) for file in files):
             raise Refused("it contains no library of %s: is it another archive?" % name)
+        # Files of the same part may be replaced, but no file that NVIDIA's installer or a person
+        # put there.
         old_files = read_record(toolkit, name)["files"]
         for file in sorted(set(files) - set(old_files)):
             if os.path.lexists(os.path.join(toolkit, file)):
@@ -207,20 +225,21 @@ def install(toolkit, name, src, digest):
             target = os.path.join(toolkit, file)
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.replace(os.path.join(folder, file), target)
-        delete(toolkit, set(old_files) - set(files))
+        delete_files(toolkit, set(old_files) - set(files))
         write_record(toolkit, name, digest, files)
         return files
     finally:
-        clean(folder)
+        delete_temporary_folders(folder)
 
 
-def clean(folder):
-    """Remove the temporary folders of an installation, also of one that was killed."""
+def delete_temporary_folders(folder):
+    """Delete the temporary folders of an installation, also of one that was killed."""
     for path in (folder, folder + ".work"):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def delete(toolkit, files):
+def delete_files(toolkit, files):
+    """Delete files of the toolkit, and ignore those that are missing already."""
     for file in files:
         path = os.path.join(toolkit, file)
         if os.path.lexists(path):
@@ -230,15 +249,15 @@ def delete(toolkit, files):
 def remove(toolkit, name):
     """Remove the files of an archive. Returns true if the archive was installed."""
     record = record_path(toolkit, name)
-    clean(os.path.join(toolkit, ".tandem", name + ".new"))
+    delete_temporary_folders(os.path.join(toolkit, ".tandem", name + ".new"))
     if not os.path.exists(record):
         return False
-    delete(toolkit, read_record(toolkit, name)["files"])
+    delete_files(toolkit, read_record(toolkit, name)["files"])
     os.unlink(record)  # the last step, so that a second call continues after a kill
     return True
 
 
-def present(module):
+def ensure_present(module):
     """Install the archive if the toolkit lacks its files, and return the module's result."""
     params = module.params
     toolkit, name, digest = params["toolkit"], params["name"], params["sha256"]
@@ -248,7 +267,7 @@ def present(module):
     # Role cuda copies the archive to the machine only if it is needed, so `src` may not exist.
     if module.check_mode or not is_needed:
         return {"changed": is_needed, "wanted": is_needed, "files": record["files"]}
-    actual = sha256(params["src"])
+    actual = hash_file(params["src"])
     if actual != digest:
         raise Refused("its SHA-256 is %s and should be %s: it is broken" % (actual, digest))
     files = install(toolkit, name, params["src"], digest)
@@ -270,7 +289,7 @@ def main():
     params = module.params
     try:
         if params["state"] == "present":
-            module.exit_json(**present(module))
+            module.exit_json(**ensure_present(module))
         is_recorded = os.path.exists(record_path(params["toolkit"], params["name"]))
         changed = is_recorded if module.check_mode else remove(params["toolkit"], params["name"])
         module.exit_json(changed=changed, files=[])

@@ -19,6 +19,7 @@ from . import reading
 MAX_DELETIONS = 100
 MAX_DELETED_FRACTION = 0.05
 NEW_FILE = re.compile(r"[<>]f\+{7,} (.*)")  # ">f+++++++++ train/cat/1.jpg" of --itemize-changes
+ESCAPED_BYTE = re.compile(rb"\\#([0-3][0-7]{2})")
 BLOCK_BYTES = 512  # of stat's st_blocks
 
 
@@ -55,7 +56,10 @@ def data_lack(names, changes, room, source, root):
     for name, lines in zip(names, changes):
         for line in lines:
             if match := NEW_FILE.fullmatch(line):
-                file = Path(source, name, unescape(match[1]))
+                # rsync escapes bytes that a terminal cannot show: `\#012` is a line feed.
+                escaped = os.fsencode(match[1])
+                path = ESCAPED_BYTE.sub(lambda code: bytes([int(code[1], 8)]), escaped)
+                file = Path(source, name, os.fsdecode(path))
                 # The file may be gone since the dry run. Holes of a sparse file need no space.
                 with contextlib.suppress(OSError):
                     new_bytes += file.stat().st_blocks * BLOCK_BYTES
@@ -96,12 +100,6 @@ def data_loss(name, copy, source):
                 "them? Run again: make provision TAGS=data"
             )
     return ""
-
-
-def unescape(name):
-    """Undo rsync's escapes for bytes that a terminal cannot show: `\\#012` for a line feed."""
-    raw = re.sub(rb"\\#([0-3][0-7]{2})", lambda m: bytes([int(m.group(1), 8)]), os.fsencode(name))
-    return os.fsdecode(raw)
 
 
 def copy_failure(host, error, trace):

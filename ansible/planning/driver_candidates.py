@@ -24,10 +24,10 @@ OPEN_SINCE = 560
 OPEN_ONLY_SINCE = 615
 # From here on NVIDIA's installer has --skip-module-load. source: option_table.h of
 # github.com/NVIDIA/nvidia-installer, of all its tags.
-SKIPS_LOADING = "550.40.07"
-# (private key, certificate) with which DKMS signs what it builds. source: prepare_signing() of
-# Debian's dkms 3.0.10 and 3.2.2, which knows both distributions.
-KEYS = {
+SKIP_LOAD_SINCE = "550.40.07"
+# {distribution: (private key, certificate)} with which DKMS signs what it builds.
+# source: prepare_signing() of Debian's dkms 3.0.10 and 3.2.2, which knows both distributions.
+SIGNING_KEYS = {
     "debian": ("/var/lib/dkms/mok.key", "/var/lib/dkms/mok.pub"),
     "ubuntu": ("/var/lib/shim-signed/mok/MOK.priv", "/var/lib/shim-signed/mok/MOK.der"),
 }
@@ -40,34 +40,35 @@ NEWEST_KERNEL = (
     "install the newest kernel and reboot into it (sudo apt update && sudo apt full-upgrade && "
     "sudo reboot), then run again"
 )
-MODULES = "linux-modules-nvidia-"
+SIGNED_PREFIX = "linux-modules-nvidia-"
 # Ubuntu's signed modules: linux-modules-nvidia-570-server-open-6.8.0-64-generic for one kernel, or
 # linux-modules-nvidia-570-generic-hwe-24.04, the metapackage for a series of kernels. Group 1 is
 # the branch with its suffixes: "570-server-open".
-SIGNED = re.compile(r"linux-modules-nvidia-(\d+(?:-server)?(?:-open)?)-")
-SIGNED_FOR = re.compile(SIGNED.pattern + r"(\d+\.\d.*)")  # group 2: "6.8.0-64-generic"
+SIGNED_MODULES = re.compile(r"linux-modules-nvidia-(\d+(?:-server)?(?:-open)?)-")
+SIGNED_KERNEL = re.compile(SIGNED_MODULES.pattern + r"(\d+\.\d.*)")  # group 2: "6.8.0-64-generic"
 HEADERS = re.compile(r"linux-headers-\d")  # of one kernel
 IMAGE = re.compile(r"linux-image-(?:unsigned-)?(\d+\.\d.*)")  # group 1: "6.8.0-64-generic"
 # Debian names its current branch nvidia-kernel-dkms. Older branches have the name of cards for data
 # centres: nvidia-tesla-470-kernel-dkms is the last that knows Kepler. Group 1: "tesla-470-" or "".
-DEBIAN = re.compile(r"nvidia-((?:tesla-\d+-)?)(open-)?kernel-dkms$")
-UBUNTU = re.compile(r"nvidia-driver-(\d+)(-server)?(-open)?$")  # nvidia-driver-570-server-open
+DEBIAN_DRIVER = re.compile(r"nvidia-((?:tesla-\d+-)?)(open-)?kernel-dkms$")
+# "nvidia-driver-570-server-open"
+UBUNTU_DRIVER = re.compile(r"nvidia-driver-(\d+)(-server)?(-open)?$")
 
 
 @dataclass(frozen=True)
 class Case:
-    """Facts, settings and tables for one decision."""
+    """All that a decision about one machine's driver depends on."""
 
     facts: PlanFacts
     settings: dict[str, Any]  # the result of driver.driver_wanted
     stack: dict[str, Any]  # a row of stacks.yml that needs a driver
     table: dict[str, Any]  # "stacks" of stacks.yml
-    gpus: tuple[Any, ...] = ()  # the table's rows of the GPUs that take part
+    gpus: tuple[Any, ...] = ()  # the table's rows (generations) of the GPUs that participate
 
     @property
     def oldest(self):
-        """Return the version of the oldest driver that the stack can use."""
-        return stacks.version(self.stack["driver"])
+        """Return the version of the oldest driver that the stack can use, as numbers."""
+        return stacks.parse_version(self.stack["driver"])
 
 
 @dataclass(frozen=True)
@@ -78,21 +79,26 @@ class Candidate:
     version: str  # the version of that package: "570.133.07-0ubuntu1"
     module: str  # OPEN or PROPRIETARY
     for_servers: bool
-    # Signed modules come first. () if apt cannot install them; may_install then returns false.
+    # Packages to install together, signed modules first. () if apt cannot install them; then
+    # may_install returns false.
     packages: tuple[str, ...]
 
     @property
     def branch(self):
-        return stacks.version(stacks.upstream(self.version))[0]
+        """Return the first number of NVIDIA's version, 570."""
+        return stacks.parse_version(stacks.upstream_version(self.version))[0]
 
     @property
     def is_prebuilt(self):
         """Return true if packages bring signed modules, so that the machine builds no module."""
-        return self.packages[0].startswith(MODULES)
+        return self.packages[0].startswith(SIGNED_PREFIX)
 
 
 def plan_packages(case):
-    """Plan the packages of the best driver of rank_candidates; None if no driver fits."""
+    """Plan the packages of the best driver of rank_candidates; None if no driver fits.
+
+    Raises Refusal if the best driver needs a build, and its module cannot be built or signed.
+    """
     fitting = rank_candidates(case)
     if not fitting:
         return None
@@ -100,7 +106,7 @@ def plan_packages(case):
     # With Secure Boot a person would have to enrol the key of a module that is built here.
     if not best.is_prebuilt:
         _refuse_unsigned(case.facts, [candidate.name for candidate in fitting])
-    version = stacks.upstream(best.version)
+    version = stacks.upstream_version(best.version)
     return InstallPackages(
         f"driver {version}, from packages",
         version,
@@ -117,17 +123,18 @@ def rank_candidates(case):
         # A desktop gets a branch for desktops. source: ubuntu.com/server/docs, "NVIDIA drivers
         # installation": -server is for servers and computing, a name without it for desktops.
         for_desktops = not candidate.for_servers
+        # The first difference decides, and the greater value wins.
         return (
             candidate.is_prebuilt,
             for_desktops and case.facts.display_manager is not None,
             candidate.branch,
             # The recommended kind of module is the first of the list: 0 is more than -1.
             -list_module_kinds(case.gpus, candidate.branch).index(candidate.module),
+            # A machine without a display takes the branch for servers only if no other is as good.
             for_desktops,
         )
 
-    drivers = list_archive_drivers(case.facts)
-    fitting = (candidate for candidate in drivers if may_install(candidate, case))
+    fitting = [driver for driver in list_archive_drivers(case.facts) if may_install(driver, case)]
     return sorted(fitting, key=preference, reverse=True)
 
 
@@ -136,8 +143,8 @@ def may_install(candidate, case):
     # A branch that is newer than the table's newest driver has not been tried with the stacks.
     newest_branch = max(row["branch"] for row in case.table["drivers"])
     return (
-        stacks.version(candidate.version) >= case.oldest
-        and case.settings["version"] in ("auto", stacks.upstream(candidate.version))
+        stacks.parse_version(candidate.version) >= case.oldest
+        and case.settings["version"] in ("auto", stacks.upstream_version(candidate.version))
         and candidate.branch <= newest_branch
         and supports_gpus(candidate.branch, case.gpus)
         and candidate.module in list_module_kinds(case.gpus, candidate.branch)
@@ -149,18 +156,19 @@ def may_install(candidate, case):
 def list_archive_drivers(facts):
     """Yield each driver of the archive as a Candidate."""
     for name, version in sorted(facts.offered.items()):
-        ubuntu, debian = UBUNTU.match(name), DEBIAN.match(name)
         if name in facts.offered_transitional:
             continue  # the archive also has the branch that this package leads to
+        ubuntu, debian = UBUNTU_DRIVER.match(name), DEBIAN_DRIVER.match(name)
         if ubuntu:
-            _, server, is_open = ubuntu.groups()
+            server, open_module = ubuntu[2], ubuntu[3]
             packages = tuple(_ubuntu_packages(facts, name))
         elif debian:
-            server, is_open = debian.groups()  # Debian's older branches are NVIDIA's for servers
+            # Debian's older branches, "tesla-470-", are NVIDIA's branches for servers.
+            server, open_module = debian.groups()
             packages = tuple(_debian_packages(facts, name, server))
         else:
             continue
-        yield Candidate(name, version, OPEN if is_open else PROPRIETARY, bool(server), packages)
+        yield Candidate(name, version, OPEN if open_module else PROPRIETARY, bool(server), packages)
 
 
 def _debian_packages(facts, name, infix):
@@ -176,13 +184,14 @@ def _debian_packages(facts, name, infix):
         packages.append(f"nvidia-{infix}driver")
     present = [package for package in packages if package in facts.offered]
     # With NVIDIA's repository too, apt may combine Debian's module with newer libraries.
-    versions = {stacks.upstream(facts.offered[package]) for package in present}
+    versions = {stacks.upstream_version(facts.offered[package]) for package in present}
     return present if len(versions) == 1 else []
 
 
 def _ubuntu_packages(facts, name):
     """Choose the packages of a driver of Ubuntu; [] if apt cannot install any set of them."""
-    # nvidia-driver has everything, nvidia-headless the module and the libraries for computing.
+    # nvidia-driver has everything, nvidia-headless the module and the libraries for computing. The
+    # sets stand in the order of preference: signed modules, then few packages.
     suffix = name.removeprefix("nvidia-driver-")  # "570-server-open"
     utilities = f"nvidia-utils-{suffix.removesuffix('-open')}"
     package_sets = [
@@ -193,13 +202,13 @@ def _ubuntu_packages(facts, name):
     if facts.display_manager:  # a desktop needs the libraries for displays too
         package_sets = [packages for packages in package_sets if name in packages]
     for packages in package_sets:
-        if all(n in facts.offered and n not in facts.uninstallable for n in packages):
+        if all(p in facts.offered and p not in facts.uninstallable for p in packages):
             return packages
     return []
 
 
 def _list_signed_sets(facts, suffix, utilities):
-    """List sets of packages that bring a driver and its signed modules; DKMS builds nothing.
+    """List sets of packages that bring a driver and its signed modules: DKMS builds nothing then.
 
     suffix: "570-server-open", for example; utilities: the package of its programs.
     """
@@ -210,18 +219,20 @@ def _list_signed_sets(facts, suffix, utilities):
     # facts.prebuilt: {"MODULES... DRIVER": modules and kernels that apt would install with them}.
     # In reverse order, the smaller nvidia-headless-no-dkms comes before nvidia-driver.
     for joined_names, incoming in sorted(facts.prebuilt.items(), reverse=True):
-        *_, driver = names = joined_names.split()
+        names = joined_names.split()
+        driver = names[-1]
         if driver not in (f"nvidia-headless-no-dkms-{suffix}", f"nvidia-driver-{suffix}"):
             continue
-        if joined_names in facts.uninstallable or _list_built_packages(incoming):
+        if joined_names in facts.uninstallable or _find_dkms_packages(incoming):
             continue
         added = [*names, *incoming]
-        module_packages = map(SIGNED_FOR.fullmatch, [*added, *facts.packages])
-        kernels = {match[2] for match in module_packages if match and match[1] == suffix}
+        module_packages = map(SIGNED_KERNEL.fullmatch, [*added, *facts.packages])
+        module_kernels = {match[2] for match in module_packages if match and match[1] == suffix}
         # The next boot starts the newest kernel of all that are installed then.
         images = {match[1] for match in map(IMAGE.fullmatch, added) if match}
-        boot_kernels = {facts.kernel, facts.waiting_kernel or facts.kernel, *images}
-        if kernels & {facts.kernel, max(boot_kernels, key=_numbers)}:
+        installed_kernels = {facts.kernel, facts.waiting_kernel or facts.kernel, *images}
+        next_kernel = max(installed_kernels, key=_numbers)
+        if module_kernels & {facts.kernel, next_kernel}:
             # nvidia-driver brings the utilities itself.
             package_sets.append(names + [utilities] * ("headless" in driver))
     return package_sets
@@ -232,7 +243,7 @@ def _numbers(kernel):
     return [int(digits) for digits in re.findall(r"\d+", kernel)]
 
 
-def _list_built_packages(incoming):
+def _find_dkms_packages(incoming):
     """List the incoming packages with which the machine builds a module: dkms, nvidia-dkms-570."""
     return [name for name in incoming if "dkms" in name]
 
@@ -253,8 +264,8 @@ def _refuse_unsigned(facts, drivers):
         if joined_names in facts.uninstallable:
             apt_error = facts.uninstallable[joined_names]
             cause = f"apt cannot install {modules} together with {driver} ({apt_error})"
-        elif _list_built_packages(incoming):
-            built = " and ".join(_list_built_packages(incoming))
+        elif _find_dkms_packages(incoming):
+            built = " and ".join(_find_dkms_packages(incoming))
             cause = (
                 f"together with {modules}, apt would install {built}, to build an unsigned module"
             )
@@ -275,7 +286,8 @@ def explain_no_packages(case):
     """
     uninstallable = case.facts.uninstallable
     if not uninstallable:
-        # apt can install all drivers, so perhaps their modules do not build on this kernel.
+        # apt can install all drivers, so perhaps their modules do not build on this kernel. The
+        # clause is about the newest branch that has this obstacle.
         drivers = list_archive_drivers(case.facts)
         newest_first = sorted(drivers, key=lambda driver: driver.branch, reverse=True)
         clauses = (explain_kernel_limit(case, driver.version) for driver in newest_first)
@@ -289,22 +301,44 @@ def explain_no_packages(case):
 
 
 def plan_installer(case):
-    """Plan NVIDIA's installer: the file of driver_runfile, or the table's newest usable file."""
+    """Plan NVIDIA's installer: the file of driver_runfile, or the table's newest usable file.
+
+    Raises Refusal if no file is usable, or if its module cannot be built or signed.
+    """
     url, sha256, version = _choose_installer(case)
-    branch = stacks.version(version)[0]
+    branch = stacks.parse_version(version)[0]
     kinds = list_module_kinds(case.gpus, branch)
+    gpu_names = " and ".join(sorted({row["name"] for row in case.gpus}))  # "Kepler and Turing"
     if not kinds:
-        raise Refusal(f"no single driver supports {_name_gpus(case)}", "remove one of these cards")
+        raise Refusal(f"no single driver supports {gpu_names}", "remove one of these cards")
     if not supports_gpus(branch, case.gpus):
         raise Refusal(
-            f"the runfile's driver {version} does not support {_name_gpus(case)}",
+            f"the runfile's driver {version} does not support {gpu_names}",
             "set driver_runfile to a runfile that does",
         )
     flags = ["--silent", "--dkms", "--disable-nouveau"]
     if branch >= OPEN_SINCE:
         flags.append(f"--kernel-module-type={kinds[0]}")
     if case.facts.secure_boot:
-        flags += _list_signing_flags(case.facts, version)
+        # DKMS takes over the module that the installer has built, and DKMS does not sign this
+        # module. So the installer signs the module, with DKMS's key. The installer's test loads
+        # the module, which fails until a person has enrolled the key. source:
+        # assisted_module_signing(), test_kernel_modules() and dkms_register_module() of
+        # nvidia-installer 590.48.01.
+        if stacks.parse_version(version) < stacks.parse_version(SKIP_LOAD_SINCE):
+            raise Refusal(
+                f"Secure Boot is on, and NVIDIA's installer {version} loads the module after it "
+                "was built, although the firmware does not know its key yet: only "
+                f"{SKIP_LOAD_SINCE} and newer can skip this step",
+                "set driver_runfile to a newer one, or switch Secure Boot off in the firmware's "
+                "setup",
+            )
+        private_key, certificate = _find_signing_key(case.facts)
+        flags += [
+            f"--module-signing-secret-key={private_key}",
+            f"--module-signing-public-key={certificate}",
+            "--skip-module-load",
+        ]
     return RunInstaller(
         f"driver {version}, from NVIDIA's installer",
         version,
@@ -318,9 +352,10 @@ def plan_installer(case):
 
 
 def _choose_installer(case):
-    """Choose (url, SHA-256, version) of the installer. Raises Refusal.
+    """Choose (url, SHA-256, version) of the installer; url may also be a path.
 
-    Root will run the file, so a file without a known SHA-256 is refused.
+    Raises Refusal for a file that is no driver, is too old or is missing. Root will run the file,
+    so a file without a known SHA-256 is refused too.
     """
     settings = case.settings
     row = stacks.resolve_driver(case.facts, case.stack, case.table, settings["version"])
@@ -340,7 +375,7 @@ def _choose_installer(case):
             f"get {url}, compare its SHA-256 with one that you trust, and set "
             "driver_runfile and driver_runfile_sha256",
         )
-    if stacks.version(file[1]) < case.oldest:
+    if stacks.parse_version(file[1]) < case.oldest:
         raise Refusal(
             f"the runfile's driver {file[1]} is older than the {case.stack['driver']} that stack "
             f"{case.stack['name']} needs",
@@ -356,29 +391,9 @@ def _choose_installer(case):
     return url, sha256, file[1]
 
 
-def _list_signing_flags(facts, version):
-    """List the installer's flags to sign its module, and to load it only after a reboot.
-
-    DKMS takes over the module that the installer has built, and DKMS does not sign this module. So
-    the installer signs the module, with DKMS's key.
-
-    source: assisted_module_signing(), test_kernel_modules() and
-    dkms_register_module() of nvidia-installer 590.48.01.
-    """
-    # The installer's test loads the module, which fails until a person has enrolled the key.
-    if stacks.version(version) < stacks.version(SKIPS_LOADING):
-        raise Refusal(
-            f"Secure Boot is on, and NVIDIA's installer {version} loads the module after it "
-            "was built, although the firmware does not know its key yet: only "
-            f"{SKIPS_LOADING} and newer can skip this step",
-            "set driver_runfile to a newer one, or switch Secure Boot off in the firmware's setup",
-        )
-    private, certificate = KEYS.get(facts.distribution, KEYS["debian"])
-    return [
-        f"--module-signing-secret-key={private}",
-        f"--module-signing-public-key={certificate}",
-        "--skip-module-load",
-    ]
+def _find_signing_key(facts):
+    """Find (private key, certificate) with which DKMS of the machine's distribution signs."""
+    return SIGNING_KEYS.get(facts.distribution, SIGNING_KEYS["debian"])
 
 
 def list_module_kinds(gpus, branch):
@@ -405,15 +420,16 @@ def explain_kernel_limit(case, version, kernel=None):
     kernel: the release of the kernel; None: the running kernel.
     """
     kernel, ceilings = kernel or case.facts.kernel, case.table["ceilings"]
-    name = stacks.upstream(version)
-    driver = stacks.version(name)
-    # A row of a branch counts from the driver "since" on; the row with the newest comes first.
+    name = stacks.upstream_version(version)
+    driver = stacks.parse_version(name)
+    # A row of a branch counts from the driver "since" on. The first row is the one with the newest
+    # "since", so it decides.
     branch_rows = [row for row in ceilings if row["branch"] == driver[0]]
-    branch_rows = [row for row in branch_rows if driver >= stacks.version(row["since"])]
+    branch_rows = [row for row in branch_rows if driver >= stacks.parse_version(row["since"])]
     # A driver without a row cannot build on newer kernels than the newer branches can.
     newer_rows = [row for row in ceilings if row["branch"] > driver[0]]
-    limits = [stacks.version(row["below"]) for row in branch_rows[:1] or newer_rows]
-    if not limits or stacks.version(kernel) < min(limits):
+    limits = [stacks.parse_version(row["below"]) for row in branch_rows[:1] or newer_rows]
+    if not limits or stacks.parse_version(kernel) < min(limits):
         return ""
     below = ".".join(map(str, min(limits)))
     return f"driver {name} builds only on kernels below {below}, not on {kernel}"
@@ -434,40 +450,42 @@ def plan_module_build(case, version):
             "Secure Boot is on, and DKMS of Debian 11 cannot sign the module that it builds",
             "switch Secure Boot off in the firmware's setup, then run again",
         )
-    key = KEYS.get(facts.distribution, KEYS["debian"])[1] if facts.secure_boot else ""
+    key = _find_signing_key(facts)[1] if facts.secure_boot else ""  # the certificate
     waiting = facts.waiting_kernel
     waiting_headers = bool(waiting) and _is_available(facts, f"linux-headers-{waiting}")
     # Without headers for the running kernel, headers for the next boot's kernel may do.
-    if not facts.kernel_headers and not _is_available(facts, f"linux-headers-{facts.kernel}"):
+    headers = f"linux-headers-{facts.kernel}"
+    if not facts.kernel_headers and not _is_available(facts, headers):
         if not waiting_headers:
-            raise _headers_refusal(facts)
+            # The boot loader would not start the archive's newest kernel if the running one is
+            # newer.
+            archive_kernels = [name for name in facts.offered if HEADERS.match(name)]
+            if any(_numbers(facts.kernel) < _numbers(name) for name in archive_kernels):
+                remedy = NEWEST_KERNEL
+            else:
+                remedy = f"install {headers} from the source of that kernel; or {OLDER_KERNEL}"
+            raise Refusal(
+                f"its package archive has no headers ({headers}) for the running kernel", remedy
+            )
         obstacle = explain_kernel_limit(case, version, waiting)
         if obstacle:
             raise Refusal(f"{obstacle}, which the next boot starts", OLDER_KERNEL)
         # After the reboot that kernel runs, and the driver is planned again.
         return ModuleBuild(key=key, reboot_first=True)
     compiler = name_kernel_gcc(facts)
-    tools = _list_build_packages(facts, compiler, key)
+    tools = _list_build_tools(facts, compiler, key)
+    # The next boot's kernel gets the module too, if it can have one.
     lacks_module = waiting_headers and not facts.waiting_module
     if lacks_module and not explain_kernel_limit(case, version, waiting):
         return ModuleBuild((*tools, f"linux-headers-{waiting}"), compiler, key, waiting)
     return ModuleBuild(tools, compiler, key)
 
 
-def _headers_refusal(facts):
-    """Make the Refusal for a running kernel whose headers the archive lacks."""
-    headers = f"linux-headers-{facts.kernel}"
-    archive_kernels = [name for name in facts.offered if HEADERS.match(name)]
-    # The boot loader would not start the archive's newest kernel if the running one is newer.
-    if any(_numbers(facts.kernel) < _numbers(name) for name in archive_kernels):
-        remedy = NEWEST_KERNEL
-    else:
-        remedy = f"install {headers} from the source of that kernel; or {OLDER_KERNEL}"
-    return Refusal(f"its package archive has no headers ({headers}) for the running kernel", remedy)
+def _list_build_tools(facts, compiler, key):
+    """List the packages that a build needs. Raises Refusal if the archive lacks one.
 
-
-def _list_build_packages(facts, compiler, key):
-    """List the packages that a build needs. Raises Refusal if the archive lacks one."""
+    compiler: the package of a gcc, or "" for the machine's own; key: a path, or "" to sign nothing.
+    """
     tools = ["dkms", "gcc", "make"] + [compiler] * bool(compiler)
     tools += ["openssl"] * key.startswith("/var/lib/dkms/")  # DKMS makes this key with openssl
     tools += [f"linux-headers-{facts.kernel}"] * (not facts.kernel_headers)
@@ -494,7 +512,7 @@ def name_kernel_gcc(facts):
     present = facts.gcc or packaged_gcc_version(facts)
     if present is None or facts.kernel_compiler is None:
         return ""
-    is_older = stacks.version(present)[0] < int(facts.kernel_compiler)
+    is_older = stacks.parse_version(present)[0] < int(facts.kernel_compiler)
     name = f"gcc-{facts.kernel_compiler}"
     return name if is_older and _is_available(facts, name) else ""
 
@@ -502,14 +520,9 @@ def name_kernel_gcc(facts):
 def packaged_gcc_version(facts):
     """Read the version of the release's gcc; None if no archive was asked, or it has none."""
     package_version = facts.packages.get("gcc") or facts.offered.get("gcc")
-    return stacks.upstream(package_version) if package_version else None
+    return stacks.upstream_version(package_version) if package_version else None
 
 
 def dkms_can_sign(facts):
     """Return true if the release's DKMS signs its modules, as Secure Boot requires."""
     return (facts.distribution, facts.release) != ("debian", "11")
-
-
-def _name_gpus(case):
-    """List the names of the GPU generations in a clause: "Kepler and Turing"."""
-    return " and ".join(sorted({row["name"] for row in case.gpus}))

@@ -8,7 +8,7 @@ import math
 import re
 
 from . import PlanError, reading, stacks
-from .driver_candidates import MODULES, SIGNED
+from .driver_candidates import SIGNED_MODULES, SIGNED_PREFIX
 
 # A kernel's packages name a release ("linux-image-6.1.0-50-amd64"); the metapackages, which bring
 # the next kernel, do not.
@@ -32,18 +32,30 @@ def driver_hold(facts, version, settings, stack, released=()):
     installation, also one that failed. Returns {"packages": names to hold, "preferences": text for
     apt, "unattended": text for unattended-upgrades}.
     """
-    facts = reading.known(facts)
+    facts = reading.as_machine_facts(facts)
     # The kernel is held with its driver if the next kernel would have no module. Later kernels of
     # Ubuntu 18.04 and 20.04 are unknown to the driver of CUDA 10.2.
     is_last_kernel = stack["name"] == "cu102" and facts.release in ("18.04", "20.04")
-    holds_kernel = settings["hold_kernel"] or is_last_kernel or not module_follows(facts)
-    versions = {}
+    # The next kernel of the series has a module if packages bring signed modules for the series, or
+    # if DKMS builds one with the series' headers.
+    series = facts.kernel_series
+    is_prebuilt = any(
+        SIGNED_MODULES.match(name) and name.endswith(f"-{series}")
+        for name in facts.packages.keys() - facts.transitional.keys()
+    )
+    by_dkms = facts.dkms and f"linux-headers-{series}" in facts.packages
+    module_follows = series is not None and (is_prebuilt or by_dkms)
+    holds_kernel = settings["hold_kernel"] or is_last_kernel or not module_follows
+    versions = {}  # {package to hold: its version}
     for name, present in sorted(facts.packages.items()):
         # The driver's packages have its version, but nvidia-container-toolkit, for example, does
         # not and stays free. A transitional package would bring another branch, so it is held.
-        is_driver = version and DRIVER.match(name) and stacks.upstream(present).startswith(version)
+        is_driver = (
+            version and DRIVER.match(name) and stacks.upstream_version(present).startswith(version)
+        )
         is_driver = is_driver or name in facts.transitional or name in released
-        if holds_kernel if brings_kernel(name) else is_driver:
+        is_held = holds_kernel if brings_kernel(name) else is_driver
+        if is_held:
             versions[name] = present
     stanzas = [
         f"Package: {' '.join(name for name in versions if versions[name] == present)}\n"
@@ -57,32 +69,22 @@ def driver_hold(facts, version, settings, stack, released=()):
         if holds_kernel or not brings_kernel(name)
     ]
     names = [*versions, *half_installed]
-    # unattended-upgrades takes regular expressions: MODULES matches all of Ubuntu's signed modules.
-    patterns = [f"{name}$" for name in names] + [MODULES] * holds_kernel
+    # unattended-upgrades takes regular expressions, so the prefix matches all of Ubuntu's signed
+    # modules.
+    patterns = [f"{name}$" for name in names] + [SIGNED_PREFIX] * holds_kernel
     lines = "".join(f'    "{pattern}";\n' for pattern in patterns)
     block = f"Unattended-Upgrade::Package-Blacklist {{\n{lines}}};\n"
     return {"packages": names, "preferences": "\n".join(stanzas), "unattended": block}
 
 
-def module_follows(facts):
-    """Return true if the next kernel of the series gets a signed module, or one built by DKMS."""
-    series = facts.kernel_series
-    is_prebuilt = any(
-        SIGNED.match(name) and name.endswith(f"-{series}")
-        for name in facts.packages.keys() - facts.transitional.keys()
-    )
-    by_dkms = facts.dkms and f"linux-headers-{series}" in facts.packages
-    return series is not None and (is_prebuilt or by_dkms)
-
-
 def brings_kernel(name):
     """Return true for a package that brings the next kernel, or Ubuntu's module for a kernel."""
-    return bool(KERNEL.match(name) and not RELEASE.search(name)) or name.startswith(MODULES)
+    return bool(KERNEL.match(name) and not RELEASE.search(name)) or name.startswith(SIGNED_PREFIX)
 
 
 def kernel_packages(facts):
     """List the installed metapackages that bring a machine's next kernel and its headers."""
-    names = reading.known(facts).packages
+    names = reading.as_machine_facts(facts).packages
     return sorted(name for name in names if KERNEL.match(name) and not RELEASE.search(name))
 
 
@@ -91,7 +93,7 @@ def reboot_refused(facts, settings, control_id=""):
 
     settings: the result of driver.driver_wanted; control_id: the control node's machine_id.
     """
-    facts = reading.known(facts)
+    facts = reading.as_machine_facts(facts)
     if control_id and facts.machine_id == control_id:
         return (
             "its driver needs a reboot, but it is the control node, which Tandem never reboots",
@@ -135,7 +137,7 @@ def driver_outcome(facts, loading, smi):
     facts: read after the driver was installed. loading: the errors of `modprobe nvidia`.
     smi: {"rc", "text"} of `nvidia-smi --query-gpu=driver_version --format=csv,noheader`.
     """
-    facts = reading.known(facts)
+    facts = reading.as_machine_facts(facts)
     loaded, kernel = facts.driver, facts.kernel
     versions = set(re.findall(r"\d+\.\d+[.\d]*", smi["text"])) if smi["rc"] == 0 else set()
     if loaded and versions == {loaded}:

@@ -15,7 +15,8 @@ from boundary.facts import Interface, Services, Setup
 
 from . import PlanError, reading
 
-# The names of the bridges of Docker, libvirt, LXD, Incus, LXC, Podman and CNI.
+# The names of the bridges of Docker, libvirt, LXD, Incus, LXC, Podman and CNI. Their guests are
+# containers and virtual machines.
 GUEST_BRIDGE = re.compile(
     r"(docker0|br-[0-9a-f]{12}|(virbr|lxdbr|incusbr|lxcbr|podman|cni-podman|cni)\d+)$"
 )
@@ -34,35 +35,33 @@ def other_firewall(services: dict[str, Any], ufw_conf: str, chains: str) -> str 
     manager = firewall_manager(ufw_conf, units.firewalld.state == "running")
     if manager:
         return manager
-    # A packet has to pass every base chain, so another chain that drops keeps peers out.
-    for family, table, chain in _dropping_chains(chains):
-        if table != "tandem":
+    # A packet has to pass every base chain, so each other chain that drops by default keeps peers
+    # out. Our own table, named tandem, is the exception. nft prints:
+    # table inet filter {
+    #     chain input {
+    #         type filter hook input priority 0; policy drop;
+    family = table = chain = ""
+    for line in chains.splitlines():
+        table_start = re.match(r"table (\S+) (\S+) \{", line)
+        if table_start:
+            family, table = table_start.groups()
+        chain_start = re.match(r"\s+chain (\S+) \{", line)
+        if chain_start:
+            chain = chain_start[1]
+        if re.search(r"\bhook input\b.*\bpolicy drop\b", line) and table != "tandem":
             return f"nftables table {family} {table}, chain {chain}"
     return None
 
 
 def firewall_manager(ufw_conf: str, firewalld: bool) -> str | None:
-    """Name the firewall manager that is switched on; None if none is. Arguments: other_firewall."""
+    """Name the firewall manager that is switched on, "ufw" or "firewalld"; None if none is.
+
+    ufw_conf: text of /etc/ufw/ufw.conf; firewalld: true if its service runs.
+    """
     # The file is a shell fragment, so quotes and blanks are allowed: ENABLED="yes".
     if re.search(r"^\s*ENABLED\s*=\s*[\"']?yes", ufw_conf, re.MULTILINE | re.IGNORECASE):
         return "ufw"
     return "firewalld" if firewalld else None
-
-
-def _dropping_chains(chains: str) -> list[tuple[str, str, str]]:
-    """List (family, table, name) of the base chains that drop incoming packets by default."""
-    dropping, table, name = [], ("", ""), ""
-    # table inet filter {
-    #     chain input {
-    #         type filter hook input priority 0; policy drop;
-    for line in chains.splitlines():
-        table_start = re.match(r"table (\S+) (\S+) \{", line)
-        table = (table_start[1], table_start[2]) if table_start else table
-        chain_start = re.match(r"\s+chain (\S+) \{", line)
-        name = chain_start[1] if chain_start else name
-        if re.search(r"\bhook input\b.*\bpolicy drop\b", line):
-            dropping.append((*table, name))
-    return dropping
 
 
 def container_bridges(facts: dict[str, Any]) -> list[str]:
@@ -73,13 +72,13 @@ def container_bridges(facts: dict[str, Any]) -> list[str]:
     # A bridge with a port on the PCI bus leads to the LAN, where other machines are, not guests.
     return sorted(
         name
-        for name in _interfaces(facts)
+        for name in _interface_names(facts)
         if GUEST_BRIDGE.match(name)
         and not any(_link(facts, port).pciid for port in _link(facts, name).interfaces)
     )
 
 
-def _interfaces(facts: dict[str, Any]) -> list[str]:
+def _interface_names(facts: dict[str, Any]) -> list[str]:
     setup = {"interfaces": facts.get("interfaces")}
     return list(reading.read(setup, Setup, "its network interfaces").interfaces)
 
@@ -91,21 +90,24 @@ def _link(facts: dict[str, Any], name: str) -> Interface:
     return reading.read(interface_facts, Interface, f"its network interface {name}")
 
 
-def interface_networks(facts: dict[str, Any], own_address: str) -> list[str]:
-    """List the networks of the interface that has `own_address`; [] if no interface has it.
+def interface_networks(facts: dict[str, Any], server_address: str) -> list[str]:
+    """List the networks of the interface that has `server_address`; [] if no interface has it.
 
     facts: `ansible_facts` of the machine, used only for its own rules, which let everybody in these
     networks connect to ssh.
     """
-    for name in _interfaces(facts):
+    for name in _interface_names(facts):
         link = _link(facts, name)
-        if any(address.address == own_address for address in link.addresses):
+        if any(address.address == server_address for address in link.addresses):
             return [str(network) for network in _networks_of_link(link)]
     return []
 
 
 def _networks_of_link(link: Interface) -> list[Any]:
-    """List the networks of an interface that have addresses for other machines."""
+    """List the networks of an interface that have addresses for other machines.
+
+    Raises PlanError for an impossible address.
+    """
     texts = [f"{address.address}/{address.prefix}" for address in link.addresses]
     try:
         networks = [ipaddress.ip_interface(text).network for text in texts]
@@ -115,18 +117,21 @@ def _networks_of_link(link: Interface) -> list[Any]:
     return [network for network in networks if network.num_addresses > 2]
 
 
-def cut_off(sockets: str, ssh_port: str, opened: list[dict[str, Any]]) -> list[str]:
+def find_cut_off_listeners(sockets: str, ssh_port: str, opened: list[dict[str, Any]]) -> list[str]:
     """List the listeners that only members will be able to reach: ["smbd (tcp 445)", ...].
 
-    sockets: `ss --no-header --listening --numeric --processes --tcp --udp`; opened: firewall_open.
+    sockets: `ss --no-header --listening --numeric --processes --tcp --udp`; opened: the setting
+    firewall_open, [{"port", "protocol"}].
     """
     open_ports = OPEN_PORTS | {("tcp", ssh_port)}
     open_ports |= {(entry.get("protocol", "tcp"), str(entry["port"])) for entry in opened}
     listeners = set()
     for line in sockets.splitlines():
         # tcp LISTEN 0 50 0.0.0.0:445 0.0.0.0:* users:(("smbd",pid=812,fd=30))
-        protocol, _, _, _, local, *_ = [*line.split(), "", "", "", "", ""]
-        address, _, port = local.rpartition(":")
+        fields = line.split()
+        if len(fields) < 5:
+            continue
+        protocol, (address, _, port) = fields[0], fields[4].rpartition(":")
         if not re.fullmatch("[0-9]{1,5}", port):
             continue
         # ss writes 127.0.0.1, [::1], [::ffff:127.0.0.1] or, bound to the interface, *%lo.
@@ -138,27 +143,29 @@ def cut_off(sockets: str, ssh_port: str, opened: list[dict[str, Any]]) -> list[s
     return [f"{program} ({protocol} {port})" for program, protocol, port in sorted(listeners)]
 
 
-# "2026-11-20T09:12:31+0100 pc1 sshd[812]: Accepted publickey for anna from 10.20.0.8 port 50022",
-# as journalctl --output=short-iso prints it: day, user, address.
+# Finds (day, user, address) in a line that journalctl --output=short-iso prints:
+# "2026-11-20T09:12:31+0100 pc1 sshd[812]: Accepted publickey for anna from 10.20.0.8 port 50022".
 LOGIN = re.compile(
     r"(\d{4}-\d{2}-\d{2})T\S+ .*?: "
     r"Accepted \S+ for ([\w.@\\$+-]{1,64}) from ([0-9a-fA-F:.]{2,45})[ %]"
 )
-PEERS_NAMED = 8
+MAX_LISTED_PEERS = 8  # so that the warning stays a sentence; more peers are only counted
 
 
-def ssh_cut_off(
+def find_cut_off_peers(
     sockets: str, journal: str, admitted: list[str], facts: dict[str, Any]
 ) -> dict[str, Any]:
-    """List who came by ssh and will be kept out: {"peers": ["10.20.0.8 (anna, 2026-11-20)"],
-    "admin_cidrs": ["10.20.0.0/16"]}, the networks that would let them in.
+    """Find the computers that came by ssh and that the rules will keep out.
+
+    Returns {"peers": ["10.20.0.8 (anna, 2026-11-20)"], "admin_cidrs": ["10.20.0.0/16"]};
+    "admin_cidrs" are the networks that would let the peers in.
 
     sockets: the established connections to ssh's port, as `ss --no-header --numeric` prints them;
     journal: sshd's messages of the last weeks; admitted: addresses and networks that the rules
-    let in ("" counts for nothing); facts: `ansible_facts`, for the networks of the machine's cards.
+    let in ("" is ignored); facts: `ansible_facts`, for the networks of the machine's interfaces.
     """
     admitted_networks = [ipaddress.ip_network(text, strict=False) for text in admitted if text]
-    logins: dict[Any, str] = {}
+    logins: dict[Any, str] = {}  # {address, or None for an unreadable one: "user, day"}
     # The journal has the oldest login first, so the last login of a peer stays.
     for day, user, text in LOGIN.findall(journal):
         logins[_read_peer(text)] = f"{user}, {day}"
@@ -177,12 +184,17 @@ def ssh_cut_off(
     if not peers:
         return {"peers": [], "admin_cidrs": []}
     clauses = [f"{peer} ({login})" for peer, login in peers.items()]
-    if len(clauses) > PEERS_NAMED:
-        clauses[PEERS_NAMED:] = [f"{len(clauses) - PEERS_NAMED} more"]
-    # A peer's address in a private network changes, so its whole network is proposed.
-    networks = [net for name in _interfaces(facts) for net in _networks_of_link(_link(facts, name))]
-    private = [network for network in networks if network.is_private]
-    cidrs = {str(next((net for net in private if peer in net), peer)) for peer in peers}
+    if len(clauses) > MAX_LISTED_PEERS:
+        clauses[MAX_LISTED_PEERS:] = [f"{len(clauses) - MAX_LISTED_PEERS} more"]
+    # A peer's address in a private network changes, so its whole network is proposed. A public
+    # network could be the whole internet, so it is never proposed.
+    private_networks = [
+        network
+        for name in _interface_names(facts)
+        for network in _networks_of_link(_link(facts, name))
+        if network.is_private
+    ]
+    cidrs = {str(next((net for net in private_networks if peer in net), peer)) for peer in peers}
     return {"peers": clauses, "admin_cidrs": sorted(cidrs)}
 
 
@@ -196,22 +208,26 @@ def _read_peer(text: str) -> Any:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def connection_end(ssh_connection: str) -> dict[str, str]:
-    """Read $SSH_CONNECTION of a machine: {"address", "own", "ssh_port"}.
+def read_ssh_connection(ssh_connection: str) -> dict[str, str]:
+    """Read $SSH_CONNECTION of a machine: {"client", "server", "ssh_port"}.
 
-    "address" is the control node's, as the machine sees it, and "own" the machine's. Both are ""
-    without an ssh connection (ansible_connection=local), which the rules need not keep open.
+    "client" is the control node's address, as the machine sees it, and "server" the machine's. Both
+    are "" without an ssh connection (ansible_connection=local), which the rules need not keep open.
     """
     # "192.168.56.1 50022 192.168.56.111 22"; an IPv6 address may end with %eth0.
     fields = ssh_connection.split()
     if len(fields) != 4 or not re.fullmatch("[0-9]{1,5}", fields[-1]):
-        return {"address": "", "own": "", "ssh_port": "22"}
+        return {"client": "", "server": "", "ssh_port": "22"}
     client, _, server, port = (field.split("%")[0] for field in fields)
-    return {"address": client, "own": server, "ssh_port": port}
+    return {"client": client, "server": server, "ssh_port": port}
 
 
-def by_family(addresses: list[str]) -> dict[str, list[str]]:
-    """Sort addresses and networks into {"ipv4": [...], "ipv6": [...]}, merged, for nft sets."""
+def split_by_family(addresses: list[str]) -> dict[str, list[str]]:
+    """Split addresses and networks into {"ipv4": [...], "ipv6": [...]}, for nft sets.
+
+    Networks that overlap are merged, because nft rejects a set with overlaps. "" is ignored. Raises
+    PlanError for a text that is no address.
+    """
     networks: dict[int, list[Any]] = {4: [], 6: []}
     for text in addresses:
         if not text:
@@ -236,8 +252,8 @@ def member_addresses(hosts: list[str], hostvars: dict[str, Any]) -> list[str]:
     hosts: names in the inventory; hostvars: {host: its variables}. Raises PlanError if
     `other_addresses` is not a list of addresses.
     """
-    # Linux may send from the older address of a network, so other_addresses count too. A machine's
-    # facts do not count, since it could report any free address.
+    # Linux may send from the older address of a network, so other_addresses count too. Addresses
+    # in a machine's facts do not count: the machine could report any free address, and let it in.
     addresses = set()
     for host in hosts:
         variables = hostvars[host]

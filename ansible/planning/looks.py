@@ -59,7 +59,7 @@ def look(answer):
 
 def unfit(machines, core):
     """Find the machines that no role can provision, or that ansible-core `core` cannot manage."""
-    findings, machines = [], [reading.shell(facts) for facts in machines]
+    findings, machines = [], [reading.as_shell_facts(facts) for facts in machines]
     for facts in machines:
         # Only the Python of a machine depends on the version of Ansible.
         rows = [*machine.check_support(facts), *machine.check_python(facts, core)]
@@ -95,7 +95,7 @@ def _old_python_remedy(machines, core):
 
 def older_core(machines, core):
     """Name the older ansible-core that every machine needs; "" if some do not."""
-    machines = [reading.shell(facts) for facts in machines]
+    machines = [reading.as_shell_facts(facts) for facts in machines]
     old_machines = [
         facts
         for facts in machines
@@ -106,4 +106,4 @@ def older_core(machines, core):
 
 def _python_version(facts):
     """Return (major, minor) of the machine's Python; (0,) if it has none."""
-    return stacks.version(facts.python or "0")[:2]
+    return stacks.parse_version(facts.python or "0")[:2]

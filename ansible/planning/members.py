@@ -26,13 +26,18 @@ def hosts_file(text, members):
     # address to its peers. The original line stays as a comment, for `former_hosts_file`.
     lines = []
     for line in _without_block(text.splitlines()):
-        remaining = _without_members(line, members)
-        if remaining == line:
+        # "127.0.1.1 node1.lab node1  # by the installer"
+        body, hash_sign, comment = line.partition("#")
+        address, *names = body.split() or [""]
+        other_names = [name for name in names if name not in members]
+        if not address.startswith("127.") or other_names == names:
             lines.append(line)
-        elif remaining is None:
+        elif not other_names:
             lines.append(REMOVED + line)
         else:
-            lines += [REPLACED + line, remaining]
+            new_line = f"{address}\t{' '.join(other_names)}"
+            new_line += f" {hash_sign}{comment}" if hash_sign else ""
+            lines += [REPLACED + line, new_line]
     block = [f"{address}\t{name}" for name, address in members.items()]
     return "\n".join([*lines, HOSTS_BEGIN, *block, HOSTS_END]) + "\n"
 
@@ -59,22 +64,6 @@ def _without_block(lines):
         elif not inside:
             outside.append(line)
     return outside
-
-
-def _without_members(line, members):
-    """Return a loopback line without members' names; None if it has no other name.
-
-    Any other line is returned unchanged.
-    """
-    # "127.0.1.1 node1.lab node1  # by the installer"
-    body, hash_sign, comment = line.partition("#")
-    address, *names = body.split() or [""]
-    if not address.startswith("127.") or not set(names) & set(members):
-        return line
-    other_names = [name for name in names if name not in members]
-    if not other_names:
-        return None
-    return f"{address}\t{' '.join(other_names)}" + (f" {hash_sign}{comment}" if hash_sign else "")
 
 
 def known_hosts_file(text, members):

@@ -63,9 +63,21 @@ def _read(path: str, text: str, facts: dict[str, Any]) -> dict[str, Any]:
         document = read_yaml(text) or {}
         network = _mapping(_mapping(document).get("network"))
         for kind in KINDS:
-            for name, card in _mapping(network.get(kind)).items():
-                if name != "renderer":  # a setting for all interfaces of the kind
-                    _check_definition(_mapping(card))
+            for name, definition in _mapping(network.get(kind)).items():
+                if name == "renderer":  # a setting for all interfaces of the kind
+                    continue
+                card = _mapping(definition)
+                match = _mapping(card.get("match"))
+                keys = [card.get("set-name"), match.get("name"), match.get("macaddress")]
+                if not all(isinstance(key, (str, type(None))) for key in keys):
+                    raise ValueError("a card's name is no text")
+                _mapping(card.get("nameservers"))
+                for address in _items(card.get("addresses")):
+                    texts = [address] if isinstance(address, str) else _mapping(address)
+                    if not all(isinstance(text, str) for text in texts):
+                        raise ValueError("an address is no text")
+                for row in _items(card.get("routes")):
+                    _mapping(row)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise PlanError(
@@ -73,20 +85,6 @@ def _read(path: str, text: str, facts: dict[str, Any]) -> dict[str, Any]:
             "netplan generate shows the error), or omit `address`."
         ) from None
     return document
-
-
-def _check_definition(card: dict[str, Any]) -> None:
-    match = _mapping(card.get("match"))
-    names = [card.get("set-name"), *(match.get(key) for key in ("name", "macaddress"))]
-    if not all(isinstance(name, (str, type(None))) for name in names):
-        raise ValueError("a card's name is no text")
-    _mapping(card.get("nameservers"))
-    for address in _items(card.get("addresses")):
-        keys = [address] if isinstance(address, str) else _mapping(address)
-        if not all(isinstance(key, str) for key in keys):
-            raise ValueError("an address is no text")
-    for row in _items(card.get("routes")):
-        _mapping(row)
 
 
 def _mapping(value: Any) -> dict[str, Any]:

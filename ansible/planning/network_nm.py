@@ -37,7 +37,13 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     # The search domain came from DHCP, which a static address does not use.
     if want.get("search") and not any(line.startswith("dns-search=") for line in ipv4):
         ipv4 = [*ipv4, f"dns-search={';'.join(want['search'])};"]
-    lines += _with_routes(ipv4, want)
+    # The numbers of DHCP's routes, "route3=10.20.0.0/16,192.168.56.1", follow the present ones.
+    matches = (re.match(r"routes?([0-9]{1,9})=", line) for line in ipv4)
+    highest = max((int(match.group(1)) for match in matches if match), default=0)
+    lines += ipv4
+    for number, row in enumerate(want.get("routes", []), highest + 1):
+        via_router = f",{row['gateway']}" if row["gateway"] else ""
+        lines.append(f"route{number}={row['to']}{via_router}")
     # IPv6 has NetworkManager's default, unless the present connection has a section about it.
     for section, settings in {"ipv6": ["method=auto"], **options}.items():
         lines += ["", f"[{section}]", *settings]
@@ -52,18 +58,6 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
             f"nmcli connection up uuid {uuid} || nmcli device connect {interface}",
         ],
     }
-
-
-def _with_routes(lines: list[str], want: dict[str, Any]) -> list[str]:
-    """Add the routes that DHCP gave to the lines of [ipv4]: "route3=10.20.0.0/16,192.168.56.1"."""
-    # The numbers continue after those of the present routes.
-    matches = (re.match(r"routes?([0-9]{1,9})=", line) for line in lines)
-    numbers = [int(match.group(1)) for match in matches if match]
-    rows = enumerate(want.get("routes", []), max(numbers, default=0) + 1)
-    return lines + [
-        f"route{number}={row['to']}" + f",{row['gateway']}" * bool(row["gateway"])
-        for number, row in rows
-    ]
 
 
 def _keyfile_ipv4(facts: dict[str, Any], want: dict[str, Any]) -> list[str]:

@@ -48,7 +48,8 @@ def offline_releases(hostvars, offline, stack):
     """List {code name: further packages} for the bundle; stack: a row of stacks.yml.
 
     The packages are the headers of the inventory's kernels, the gcc of these kernels if it is not
-    the release's (driver_candidates.name_kernel_gcc), and the gcc for apex (toolkit.compiler).
+    the release's (driver_candidates.name_kernel_gcc), and the gcc for apex
+    (toolkit.choose_compiler).
     """
     table, packages = releases(), dict[str, set[str]]()
     for host in offline:
@@ -62,7 +63,7 @@ def offline_releases(hostvars, offline, stack):
             continue
         names.add(f"linux-headers-{kernel}")
         gcc = table.get(release, {}).get("gcc")
-        if gcc and stacks.version(kernel) >= stacks.version(gcc["since"]):
+        if gcc and stacks.parse_version(kernel) >= stacks.parse_version(gcc["since"]):
             names.add(gcc["package"])
     return {release: sorted(names) for release, names in sorted(packages.items())}
 

@@ -33,7 +33,7 @@ def findings(facts, question):
     after collecting], "clock_tolerance": seconds, "users": {"provisions", "trains": names, "there":
     true if the machine has the user that trains}}.
     """
-    facts = reading.known(facts)
+    facts = reading.as_machine_facts(facts)
     checks = (*machine.CHECKS, *network.CHECKS, *stack.CHECKS)
     return [
         dict(zip(("host", "fault", "cause", "remedy"), (facts.host, *finding)))

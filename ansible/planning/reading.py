@@ -40,19 +40,22 @@ def machine(facts, host, address="", folders=(), gpus=None, driver_policy=""):
         raise _impossible(host, f"it says nothing of the disk of {missing[0]}")
     # Other machines send to the inventory's address, so the machine's own answer does not count.
     interface = next((link.name for link in checked.links if address in link.addresses), None)
-    added = {"interface": interface, "host": host, "gpus_counted": counted(gpus, host),
+    added = {"interface": interface, "host": host, "gpus_counted": read_gpu_count(gpus, host),
            "driver_kept": driver_policy == "keep"}  # fmt: skip
     # `driver` returns the facts in DRIVER_FIELDS, which have only their defaults here.
     plain = to_builtins(checked)
     return {name: plain[name] for name in plain if name not in (*DRIVER_FIELDS, "sudo")} | added
 
 
-def known(facts):
-    """Return MachineFacts for Ansible's variables, which have what `machine` and `driver` gave."""
+def as_machine_facts(facts):
+    """Return facts as a struct: as they are, or read from Ansible's variables.
+
+    The variables have the results of the filters `machine` and `driver`.
+    """
     return facts if isinstance(facts, PlanFacts) else read(facts, MachineFacts, facts["host"])
 
 
-def shell(facts):
+def as_shell_facts(facts):
     """Return ShellFacts for what a machine's shell printed, or for the facts of its modules."""
     if isinstance(facts, ShellFacts):
         return facts
@@ -63,7 +66,7 @@ def shell(facts):
     return read({**required, **optional}, ShellFacts, facts["host"])
 
 
-def counted(gpus, host):
+def read_gpu_count(gpus, host):
     """Read the inventory's `gpus`, the number of GPUs that participate; None: all of them."""
     if gpus in (None, ""):
         return None

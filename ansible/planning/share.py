@@ -16,11 +16,12 @@ from boundary.facts import IDS, BlockDevice, BlockDevices, FileSystems
 
 from . import PlanError, reading
 
-NTFS = {"fuseblk", "ntfs", "ntfs3"}  # findmnt calls ntfs-3g's mounts fuseblk
-NETWORKED = {"nfs", "nfs4", "cifs", "smb3"}
-CACHES = {"ext4", "xfs"}  # their files can have the attributes that cachefilesd writes
+# Types of file systems, as findmnt and lsblk name them.
+NTFS_TYPES = {"fuseblk", "ntfs", "ntfs3"}  # findmnt calls ntfs-3g's mounts fuseblk
+NETWORK_TYPES = {"nfs", "nfs4", "cifs", "smb3"}
+CACHE_TYPES = {"ext4", "xfs"}  # their files can have the attributes that cachefilesd writes
 # Somebody who wrote a setuid program or a device file on the disk must not become root by it.
-NO_POWERS = ("nosuid", "nodev")
+NO_ROOT_OPTIONS = ("nosuid", "nodev")
 # (pattern for the journal of a mount, its meaning for users) for all kinds of shares.
 FAILURES = (
     (
@@ -58,11 +59,11 @@ class Kind:
 
 
 def _nfs_options(machine: dict[str, Any]) -> list[str]:
-    # One TCP connection fills 1 Gbit/s; a faster link needs several (nfs(5): since Linux 5.3).
     # "5.15.0-91-generic" -> 5, 15
     major, minor = re.findall(r"^(\d+)\.(\d+)", machine["kernel"])[0]
-    needs_several = (int(major), int(minor)) >= (5, 3) and machine["speed"] > 1000
-    return ["vers=4.2", "noatime", *(["nconnect=4"] if needs_several else [])]
+    # One TCP connection fills 1 Gbit/s; a faster link needs several (nfs(5): since Linux 5.3).
+    several_connections = (int(major), int(minor)) >= (5, 3) and machine["speed"] > 1000
+    return ["vers=4.2", "noatime", *(["nconnect=4"] if several_connections else [])]
 
 
 def _smb_options(machine: dict[str, Any]) -> list[str]:
@@ -85,7 +86,7 @@ KINDS = {
         options=_nfs_options,
         has_password=False,
         # The kernel's NFS server needs file handles that stay valid after a restart.
-        cannot_export=frozenset(NTFS | {"fuse", "exfat", "vfat", "overlay"}),
+        cannot_export=frozenset(NTFS_TYPES | {"fuse", "exfat", "vfat", "overlay"}),
         failures=(
             (
                 r"access denied|No such file|Operation not permitted",
@@ -121,8 +122,8 @@ KINDS = {
 }
 
 
-def kind_of(protocol: str) -> Kind:
-    """Return the Kind that share_protocol names. Raises PlanError if there is none."""
+def find_kind(protocol: str) -> Kind:
+    """Find the Kind that share_protocol names. Raises PlanError if there is none."""
     if protocol not in KINDS:
         raise PlanError(f"share_protocol is {protocol!r}: write local, {' or '.join(KINDS)}")
     return KINDS[protocol]
@@ -130,15 +131,18 @@ def kind_of(protocol: str) -> Kind:
 
 def share_kind(protocol: str) -> dict[str, Any]:
     """Return the fields of a kind that roles use."""
-    kind = kind_of(protocol)
+    kind = find_kind(protocol)
     names = ("server_packages", "service", "client_packages", "fstype", "has_password")
     return {name: getattr(kind, name) for name in names}
 
 
 def share_others(protocol: str) -> dict[str, str]:
-    """Return {kind: its mark} of the kinds that share_protocol does not name; of all for local."""
-    if protocol != "local":  # then kind_of refuses a name that is no kind
-        kind_of(protocol)
+    """Return {kind: its mark} of the kinds that share_protocol does not name; of all for local.
+
+    Role share_server removes what Tandem once set up for these kinds.
+    """
+    if protocol != "local":
+        find_kind(protocol)  # raises PlanError for a name that is no kind
     return {name: kind.mark for name, kind in KINDS.items() if name != protocol}
 
 
@@ -150,8 +154,8 @@ def share_refusal(protocol: str, path: str, findmnt: str) -> str:
     systems = reading.parsed(findmnt, FileSystems, "findmnt").filesystems
     if not systems:
         raise PlanError(f"findmnt does not know the file system of {path}")
-    (disk, *_) = systems  # findmnt lists the file system that --target is on
-    if disk.fstype in NETWORKED:
+    disk = systems[0]  # findmnt lists only the file system that --target is on
+    if disk.fstype in NETWORK_TYPES:
         return (
             f"{path} is a share of another machine ({disk.fstype}). Make that machine "
             "share_host, so that data crosses the network only once."
@@ -162,19 +166,19 @@ def share_refusal(protocol: str, path: str, findmnt: str) -> str:
             "unmounted when that user logs out. Unmount it, and set share_disk to its name, "
             "which lsblk --output NAME,LABEL,UUID shows."
         )
-    no_export = _no_export(protocol, disk.fstype)
+    no_export = _explain_no_export(protocol, disk.fstype)
     return f"{path} is on {no_export}" if no_export else ""
 
 
-def _no_export(protocol: str, fstype: str) -> str:
+def _explain_no_export(protocol: str, fstype: str) -> str:
     """Explain in a clause that a protocol cannot share a file system; "" if it can."""
-    if fstype not in kind_of(protocol).cannot_export:
+    if fstype not in find_kind(protocol).cannot_export:
         return ""
-    able = next(name for name, kind in KINDS.items() if fstype not in kind.cannot_export)
+    able_protocol = next(name for name, kind in KINDS.items() if fstype not in kind.cannot_export)
     return (
-        f"{'an NTFS disk' if fstype in NTFS else fstype}, which the kernel's "
-        f"{protocol.upper()} server cannot share. Set share_protocol: {able}, or move the "
-        "data to an ext4 or xfs disk."
+        f"{'an NTFS disk' if fstype in NTFS_TYPES else fstype}, which the kernel's "
+        f"{protocol.upper()} server cannot share. Set share_protocol: {able_protocol}, or move "
+        "the data to an ext4 or xfs disk."
     )
 
 
@@ -199,9 +203,9 @@ def share_missing(path: str, lsblk: str) -> str:
 
 
 def share_disk(
-    disk: str, lsblk: str, has_ntfs3: bool, protocol: str, place: str, host: str
+    disk: str, lsblk: str, has_ntfs3: bool, protocol: str, mount_point: str, host: str
 ) -> dict[str, str]:
-    """Plan the line of fstab that mounts a disk read-only at `place`.
+    """Plan the line of fstab that mounts a disk read-only at `mount_point`.
 
     Returns {"source", "fstype", "options"}.
 
@@ -210,14 +214,14 @@ def share_disk(
     to mount or to share.
     """
     key, _, value = disk.rpartition("=")  # "LABEL=data", or "/dev/sdb1" without a key
-    name = {"": "name", "UUID": "uuid", "LABEL": "label"}.get(key)
+    field = {"": "name", "UUID": "uuid", "LABEL": "label"}.get(key)
     devices = block_devices(lsblk)
-    matches = [device for device in devices if name and getattr(device, name) == value]
+    matches = [device for device in devices if field and getattr(device, field) == value]
     if len(matches) != 1:
         names = ", ".join(device.name for device in devices if device.fstype)
         fault = "is not one of its disks" if not matches else "fits several of its disks"
         raise PlanError(f"{host}: share_disk {disk} {fault}. Disks with data: {names}.")
-    (device,) = matches
+    device = matches[0]
     fstype = device.fstype
     if fstype in ("BitLocker", "crypto_LUKS"):
         raise PlanError(
@@ -227,16 +231,16 @@ def share_disk(
         )
     if not fstype:
         raise PlanError(f"{host}: {device.name} has no file system.")
-    if device.mountpoint not in (None, place):
+    if device.mountpoint not in (None, mount_point):
         raise PlanError(
             f"{host}: {device.name} is already mounted at {device.mountpoint}. Unmount it, or "
             "remove share_disk and set share_path to the folder on it."
         )
-    no_export = _no_export(protocol, fstype)
+    no_export = _explain_no_export(protocol, fstype)
     if no_export:
         raise PlanError(f"{host}: {device.name} is {no_export}")
-    options = ["ro", *NO_POWERS, "nofail"]
-    if fstype in NTFS | {"exfat", "vfat"}:
+    options = ["ro", *NO_ROOT_OPTIONS, "nofail"]
+    if fstype in NTFS_TYPES | {"exfat", "vfat"}:
         # These file systems store no owner: everybody reads, nobody writes.
         options += ["umask=0222"]
     if fstype == "ntfs":
@@ -258,8 +262,11 @@ def block_devices(lsblk: str) -> list[BlockDevice]:
 
 
 def share_source(protocol: str, address: str, path: str, name: str) -> str:
-    """Return the first column of fstab, the source of the mount."""
-    return kind_of(protocol).source.format(address=address, path=path, name=name)
+    """Return the first column of fstab, the source of the mount.
+
+    address: the server's; path: the folder there, for NFS; name: share_name, for SMB.
+    """
+    return find_kind(protocol).source.format(address=address, path=path, name=name)
 
 
 def share_options(protocol: str, machine: dict[str, Any], cached: bool = False) -> str:
@@ -272,11 +279,11 @@ def share_options(protocol: str, machine: dict[str, Any], cached: bool = False) 
     # automount: the first use mounts the share, so that no boot waits for the server. hard: while a
     # server restarts, a reader waits and does not fail. x-tandem marks the line as
     # Tandem's; mount(8) ignores such words.
-    common = ["ro", *NO_POWERS, "hard", "_netdev", "nofail", "x-tandem"]
+    common = ["ro", *NO_ROOT_OPTIONS, "hard", "_netdev", "nofail", "x-tandem"]
     common += ["x-systemd.automount", "x-systemd.mount-timeout=20"]
     # The kernel caches nothing of a share that was mounted before cachefilesd ran.
     cache = ["fsc", "x-systemd.after=cachefilesd.service"] if cached else []
-    return ",".join([*common, *cache, *kind_of(protocol).options(machine)])
+    return ",".join([*common, *cache, *find_kind(protocol).options(machine)])
 
 
 # cachefilesd has no setting for the size of the cache, but limits in percent of the disk's bytes
@@ -284,7 +291,7 @@ def share_options(protocol: str, machine: dict[str, Any], cached: bool = False) 
 # brun is reached. CULLING has the percentages to add to bstop. The largest comes first, since the
 # kernel checks each line of the settings against its present limits (7, 5 and 1 % at first).
 CULLING = {"brun": 4, "bcull": 2, "bstop": 0}
-LEAST_FREE = 8  # percent of the disk that stay free for other programs
+MIN_FREE_PERCENT = 8  # of the disk, for other programs
 
 
 def share_cache(limit_gb: float, disk: str, present: str, has_module: bool) -> dict[str, Any]:
@@ -301,19 +308,19 @@ def share_cache(limit_gb: float, disk: str, present: str, has_module: bool) -> d
     if not match:
         raise PlanError("df did not report the size of the disk of /var/cache")
     fstype, total, free = match[1], int(match[2]), int(match[3])
-    if fstype not in CACHES:
+    if fstype not in CACHE_TYPES:
         return {"refusal": f"/var/cache is on {fstype}, not on ext4 or xfs", "limits": {}}
     # The bytes of an existing cache count as free.
     present_bytes = re.match(r"\d+", present)
     free += int(present_bytes[0]) if present_bytes else 0
     # With a full cache of limit_gb, this percentage of the disk is still free.
-    stop = max(math.ceil(100 * (free - limit_gb * 1e9) / max(1, total)), LEAST_FREE)
+    stop = max(math.ceil(100 * (free - limit_gb * 1e9) / max(1, total)), MIN_FREE_PERCENT)
     # Files are stored only above brun, so a disk with less free space would never have a cache.
-    if total * (stop + max(CULLING.values())) >= 100 * free:
-        least = max(CULLING.values()) * total / 100e9
+    if total * (stop + CULLING["brun"]) >= 100 * free:
+        least_gb = CULLING["brun"] * total / 100e9
         refusal = (
             f"{free / 1e9:,.0f} of {total / 1e9:,.0f} GB of /var/cache are free, but a cache "
-            f"needs at least {least:,.0f} GB and keeps {LEAST_FREE} % free"
+            f"needs at least {least_gb:,.0f} GB and keeps {MIN_FREE_PERCENT} % free"
         )
         return {"refusal": refusal, "limits": {}}
     return {"refusal": "", "limits": {name: stop + margin for name, margin in CULLING.items()}}
@@ -324,8 +331,9 @@ def share_unit(path: str) -> str:
     name = ""  # "/srv/my-data" becomes "srv-my\x2ddata"
     for number, byte in enumerate(path.strip("/").encode()):
         letter = chr(byte)
-        plain = re.fullmatch(r"[A-Za-z0-9:_.]", letter) and (letter != "." or number)
-        name += letter if plain else "-" if letter == "/" else f"\\x{byte:02x}"
+        # systemd escapes a dot only at the beginning.
+        is_plain = re.fullmatch(r"[A-Za-z0-9:_.]", letter) and (letter != "." or number > 0)
+        name += letter if is_plain else "-" if letter == "/" else f"\\x{byte:02x}"
     return name
 
 
@@ -339,21 +347,23 @@ def share_loss(listing: str, server_listing: str, host: str, server: str) -> str
     client_sets = reading.parsed(listing, Any, label)
     server_sets = reading.parsed(server_listing, Any, label)
 
-    def amount(listings: Any, split: str) -> str:
-        if not isinstance(listings, dict):  # an error that layout.py printed, or None
-            return str(listings or "nothing")
-        row = listings[split]
+    def describe(data_set: Any, split: str) -> str:
+        if not isinstance(data_set, dict):  # an error that layout.py printed, or None
+            return str(data_set or "nothing")
+        row = data_set[split]
+        # The checksum is that of the names, so equal numbers of other files differ too.
         return f"{row['images']} images in {row['classes']} classes ({row['sha256'][:8]})"
 
-    for name, split in ((name, split) for name in server_sets for split in ("train", "val")):
-        client_amount = amount(client_sets.get(name), split)
-        server_amount = amount(server_sets.get(name), split)
-        if client_amount != server_amount:
-            return (
-                f"{name}/{split}: {host} sees {client_amount}, but {server}, which shares the "
-                f"folder, has {server_amount}. Links that lead out of the share, and names "
-                "that it does not support, are invisible through it: docs/shares.md"
-            )
+    for name in server_sets:
+        for split in ("train", "val"):
+            client_amount = describe(client_sets.get(name), split)
+            server_amount = describe(server_sets.get(name), split)
+            if client_amount != server_amount:
+                return (
+                    f"{name}/{split}: {host} sees {client_amount}, but {server}, which shares the "
+                    f"folder, has {server_amount}. Links that lead out of the share, and names "
+                    "that it does not support, are invisible through it: docs/shares.md"
+                )
     return ""
 
 
@@ -363,7 +373,7 @@ def share_failure(protocol: str, journal: str, error: str) -> str:
     journal: the last lines of the mount unit; error: the reader's error.
     """
     # The patterns of the kind come first, since they are more specific.
-    for pattern, sentence in (*kind_of(protocol).failures, *FAILURES):
+    for pattern, sentence in (*find_kind(protocol).failures, *FAILURES):
         if re.search(pattern, journal):
             return sentence
     lines = journal.strip().splitlines()

@@ -2,8 +2,9 @@
 
 Role preflight, dry-provision and `make check` call `resolve`, which chooses one stack for the whole
 cluster. driver.py and toolkit.py then plan single machines. In this file a machine is its PlanFacts
-(boundary/facts.py); `resolve` and `expected` also take Ansible's facts. `table` is "stacks" of
-stacks.yml; a generation is a row of its table of GPUs, and `sm` a compute capability: 86 is 8.6.
+(boundary/facts.py); `resolve` and `predict_stack` also take Ansible's facts. `table` is "stacks" of
+stacks.yml, and a stack is one of its "rows". A generation is a row of its table of GPUs, and `sm` a
+compute capability: 86 is 8.6.
 """
 
 import re
@@ -28,22 +29,25 @@ PACKAGED = re.compile(
 OFFERED = re.compile(r"nvidia-(driver-\d+(-server)?(-open)?|(tesla-\d+-)?(open-)?kernel-dkms)$")
 
 
-def version(text):
-    """Read the numbers of a version string, for comparison: "6.1.0-18-amd64" -> (6, 1, 0)."""
+def parse_version(text):
+    """Read the numbers of a version string, for comparison: "6.1.0-18-amd64" -> (6, 1, 0).
+
+    Raises PlanError for a text that does not begin with a number.
+    """
     match = re.match(r"[0-9]{1,9}(\.[0-9]{1,9})*", str(text))
     if match is None:
         raise PlanError(f"{text!r} is not a version number")
     return tuple(int(number) for number in match.group().split("."))
 
 
-def upstream(version):
-    """Extract NVIDIA's version from a package's: "2:535.261.03-1" -> "535.261.03"."""
-    match = re.match(r"(?:\d+:)?(\d+(?:\.\d+)*)", version)
+def upstream_version(package_version):
+    """Extract the publisher's version from a package's: "2:535.261.03-1" -> "535.261.03"."""
+    match = re.match(r"(?:\d+:)?(\d+(?:\.\d+)*)", package_version)
     assert match is not None  # boundary/facts.py accepts no other version
     return match[1]
 
 
-def generation(device, table):
+def find_generation(device, table):
     """Find the row of `table["gpus"]` for a PCI device number such as "1e04"; None: no row."""
     number = int(device, 16)
     for row in table["gpus"]["generations"]:
@@ -53,7 +57,7 @@ def generation(device, table):
 
 
 def known_gpus(machine, table):
-    """List [(device, generation)] of the participating NVIDIA GPUs.
+    """List [(device, generation)] of the participating NVIDIA GPUs, all of known generations.
 
     Raises PlanError for a GPU that the table lacks.
     """
@@ -70,20 +74,20 @@ def known_gpus(machine, table):
 
 def participating_gpus(machine, table):
     """List [(device, generation or None)] of the participating NVIDIA GPUs, ordered by slot."""
-    # GPUs that can only draw do not participate. Of the rest, the first gpus_counted do.
+    # GPUs that can only draw do not participate. Of the rest, the first `gpus_counted` do.
     display_gpus = gpus_without_code(machine, table)
-    usable_gpus = [pair for pair in _find_rows(machine, table) if pair not in display_gpus]
+    usable_gpus = [pair for pair in _find_generations(machine, table) if pair not in display_gpus]
     return usable_gpus[: machine.gpus_counted]
 
 
 def gpus_without_code(machine, table):
     """List [(device, generation)] of NVIDIA GPUs for which no stack has code, such as a GT 710."""
-    rows = _find_rows(machine, table)
-    return [(device, row) for device, row in rows if row and is_display_only(row, table)]
+    pairs = _find_generations(machine, table)
+    return [(device, row) for device, row in pairs if row and is_display_only(row, table)]
 
 
-def hidden_gpu(machine):
-    """Find an NVIDIA card that the machine has and cannot use: (cause, remedy), or None."""
+def find_hidden_gpu(machine):
+    """Explain why an NVIDIA card that the machine has is not usable: (cause, remedy), or None."""
     if machine.gpus_counted == 0:  # gpus=0 in the inventory: no card participates anyway
         return None
     if machine.prime == "off" and not machine.driver:
@@ -91,6 +95,7 @@ def hidden_gpu(machine):
             "prime-select (intel) switches its NVIDIA card off",
             "type on that machine: sudo prime-select on-demand && sudo reboot",
         )
+    # Such a card does not matter if the machine has another NVIDIA card, which is usable.
     if nvidia_devices(machine):
         return None
     if machine.passed_through:
@@ -111,9 +116,9 @@ def hidden_gpu(machine):
     )
 
 
-def _find_rows(machine, table):
+def _find_generations(machine, table):
     """List [(device, generation or None)] of all NVIDIA GPUs, ordered by slot."""
-    return [(device, generation(device, table)) for device in nvidia_devices(machine)]
+    return [(device, find_generation(device, table)) for device in nvidia_devices(machine)]
 
 
 def nvidia_devices(machine):
@@ -123,29 +128,28 @@ def nvidia_devices(machine):
 
 def is_display_only(row, table):
     """Return true for a generation of GPUs that is older than the code of every stack."""
-    return row["sm"] < lowest(table)
-
-
-def lowest(table):
-    """Find the lowest compute capability of all stacks, such as 37 for 3.7."""
-    return min(sm for row in table["rows"].values() for sm in row.get("sm", ()))
+    lowest_sm = min(sm for stack in table["rows"].values() for sm in stack.get("sm", ()))
+    return row["sm"] < lowest_sm
 
 
 def _leave_card_out(stack):
-    """Name two settings, each of which lifts a refusal because of a card."""
+    """Write a remedy with two settings, each of which lifts a refusal because of a card.
+
+    stack: the name of a stack that needs no card, or a description of such a name.
+    """
     return (
         "set gpus= in the machine's line of inventory.ini to the number of cards that runs may use "
         f"(0: the machine trains on its CPU); or set stack: {stack}"
     )
 
 
-def python_for(stack, machine, manager):
+def choose_environment(stack, machine, manager):
     """Choose (manager, Python) for one machine: ("venv", "3.10"). Raises PlanError if none fits.
 
     stack: a row of stacks.yml with "name"; manager: the setting env_manager.
     """
     system_python = ".".join(machine.python.split(".")[:2])  # "3.10.12" -> "3.10"
-    # auto chooses conda only if the machine's own Python does not fit.
+    # "venv" takes the machine's own Python. auto chooses conda only if that Python does not fit.
     if manager in ("auto", "", None):
         manager = "venv" if system_python in stack["python"] else "conda"
     if manager == "conda" and machine.arch != "x86_64":
@@ -164,7 +168,7 @@ def python_for(stack, machine, manager):
     return manager, system_python
 
 
-def obstacles(name, machine, table):
+def list_obstacles(name, machine, table):
     """List sentences that explain why `machine` cannot run stack `name`; empty if it can."""
     stack = table["rows"][name]
     host = machine.host
@@ -174,12 +178,12 @@ def obstacles(name, machine, table):
             f"{host}: torch {stack['torch']} with CUDA {stack['cuda']} has no wheels for its "
             f"processor ({machine.arch})"
         )
-    if version(machine.glibc) < version(stack["glibc"]):
+    if parse_version(machine.glibc) < parse_version(stack["glibc"]):
         sentences.append(
             f"{host}: torch {stack['torch']} needs glibc {stack['glibc']}, but this machine "
             f"has {machine.glibc}"
         )
-    if stack["cuda"] is None:
+    if stack["cuda"] is None:  # the stack cpu uses no card
         return sentences
     # A machine without a GPU has no obstacle: a CUDA build of torch also runs on the CPU.
     for device, row in known_gpus(machine, table):
@@ -194,45 +198,47 @@ def obstacles(name, machine, table):
     return sentences
 
 
-def candidates(machines, table):
-    """List the stacks that `auto` may take for these machines' GPUs, the preferred one first.
+def list_candidates(machines, table):
+    """List the names of the stacks that `auto` may choose for these GPUs, the preferred one first.
 
-    A stack that the installed drivers run comes before one that needs a newer driver.
+    A stack that the installed drivers run comes before one that needs a newer driver. Each machine
+    has a GPU.
     """
     # An old stack does not know new GPUs, so the newest GPU decides. sm_max None: any GPU.
-    newest = max(row["sm"] for machine in machines for _, row in known_gpus(machine, table))
-    rules = [rule for rule in table["auto"] if newest <= (rule["sm_max"] or newest)]
-    names = [rule["stack"] for rule in rules]
-    efforts = {
-        name: [_driver_effort(m, version(table["rows"][name]["driver"])) for m in machines]
-        for name in names
-    }
-    return sorted(names, key=lambda name: max(efforts[name], default=0))
+    newest_sm = max(row["sm"] for machine in machines for _, row in known_gpus(machine, table))
+    names = [rule["stack"] for rule in table["auto"] if newest_sm <= (rule["sm_max"] or newest_sm)]
+    # sorted() keeps the order of `auto` among stacks of the same effort.
+    rows = table["rows"]
+    return sorted(names, key=lambda name: max(_rate_driver_effort(m, rows[name]) for m in machines))
 
 
-def _driver_effort(machine, oldest):
-    """Rate the work for a stack's driver on a machine; oldest: the oldest version it can use.
+def _rate_driver_effort(machine, stack):
+    """Rate the work on a machine for a driver that a stack can use.
 
     0: nothing to do, or the machine gets its first driver; 1: a newer driver of the installed kind;
     2: a newer driver of the other kind (packages or NVIDIA's installer).
     """
+    oldest = parse_version(stack["driver"])
     # After a kernel update a driver may be installed but not loaded.
     present = machine.driver or machine.driver_library
-    if not present or version(present) >= oldest:
+    if not present or parse_version(present) >= oldest:
         return 0
     if not any(PACKAGED.match(name) for name in machine.packages):
         return 1  # NVIDIA's installer installed the driver, and can install a newer driver
     # Without driver_facts machine.offered is empty. Then the archive counts as new enough.
-    transitional = machine.offered_transitional
-    offered = [version(upstream(newest)) for name, newest in machine.offered.items()
-               if OFFERED.match(name) and name not in transitional]  # fmt: skip
-    return 1 if not offered or max(offered) >= oldest else 2
+    offered_versions = [
+        parse_version(upstream_version(package_version))
+        for name, package_version in machine.offered.items()
+        if OFFERED.match(name) and name not in machine.offered_transitional
+    ]
+    return 1 if not offered_versions or max(offered_versions) >= oldest else 2
 
 
 def decision_file(inventory):
-    """Return the path of the file with `auto`'s decision, next to the inventory; "" without a file.
+    """Return the path of the file with `auto`'s decision: inventory.stack.yml for inventory.ini.
 
-    inventory: the path of the inventory; "" if it is not a file, such as a list of names.
+    inventory: the path of the inventory; "" if it is not a file, such as a list of names. The
+    result is "" then.
     """
     return str(Path(inventory).with_suffix(".stack.yml")) if inventory else ""
 
@@ -258,8 +264,9 @@ def resolve(machines, setting, table, members=(), decision=None):
     of all machines of the cluster; decision: the result of `read_decision`, if `auto` decided
     before. Raises PlanError with every obstacle and the nearest stack.
     """
-    machines = [reading.known(machine) for machine in machines]
-    # An earlier decision stays. Otherwise a new machine could change the stack of all machines.
+    machines = [reading.as_machine_facts(machine) for machine in machines]
+    # A named stack overrules an earlier decision. With auto the decision stays: otherwise a new
+    # machine could change the stack of all machines.
     decision = decision if setting == "auto" else None
     # Both the setting and the decided stack must be in the table.
     for name in (setting, decision["stack"] if decision else setting):
@@ -269,7 +276,7 @@ def resolve(machines, setting, table, members=(), decision=None):
                 f"{', '.join(table['rows'])} and auto"
             )
     if setting == "auto" and not decision:
-        name, reason = _decide(machines, members, table)
+        name, reason = _decide_stack(machines, members, table)
     elif decision:
         name, reason = decision["stack"], "decided before, and kept"
         state = f"was chosen earlier ({decision['path']} stores it), but is not possible any more"
@@ -280,7 +287,7 @@ def resolve(machines, setting, table, members=(), decision=None):
     return dict(table["rows"][name], name=name, reason=reason)
 
 
-def expected(machines, setting, table, members=(), decision=None):
+def predict_stack(machines, setting, table, members=(), decision=None):
     """Predict the name of the stack that `resolve` will choose, to judge one machine by it.
 
     Returns `setting` if a stack is named or was decided, or if `auto` cannot decide yet.
@@ -293,14 +300,14 @@ def expected(machines, setting, table, members=(), decision=None):
         return setting
 
 
-def _decide(machines, members, table):
-    """Choose (name, reason) of the stack for `auto`.
+def _decide_stack(machines, members, table):
+    """Choose (name, reason) of the stack for `auto`. Arguments: see `resolve`.
 
     Raises PlanError if no stack fits, or if GPUs of machines are unknown.
     """
     # The decision also counts for machines of later days, so no card may be overlooked today.
     for machine in machines:
-        hidden = hidden_gpu(machine)
+        hidden = find_hidden_gpu(machine)
         if hidden:
             raise PlanError(
                 f"stack: auto chooses once for all machines, but {machine.host} has a card "
@@ -328,9 +335,10 @@ def _decide(machines, members, table):
             "not report its card. Switch that machine on, and run once without --limit; or "
             "write stack: NAME into group_vars/all.yml; or remove its line from the inventory"
         )
-    names = candidates(with_cards, table)
+    names = list_candidates(with_cards, table)
     fitting = [name for name in names if not _all_obstacles(name, with_cards, table)]
     if not fitting:
+        # The obstacles to one stack are enough for a user: to the last one that auto would choose.
         sentences = ". ".join(_all_obstacles(names[-1], with_cards, table))
         # To leave a card out helps only if all obstacles are cards.
         without_gpus = [structs.replace(machine, gpus=[]) for machine in with_cards]
@@ -342,7 +350,7 @@ def _decide(machines, members, table):
         raise PlanError(f"no stack fits all machines. {sentences}{remedy}")
     hosts_without_gpu = [machine.host for machine in machines if machine not in with_cards]
     reason = "the first stack of `auto` in ansible/stacks.yml that every card supports"
-    # `candidates` puts a stack first that needs no other driver, even against the order of `auto`.
+    # `list_candidates` puts a stack that needs no other driver first, even against `auto`'s order.
     if fitting[0] != min(fitting, key=[rule["stack"] for rule in table["auto"]].index):
         reason += " and that the installed drivers support"
     note = f"; no NVIDIA GPU in {', '.join(hosts_without_gpu)}" if hosts_without_gpu else ""
@@ -358,7 +366,7 @@ def _refuse_impossible(name, machines, table, state):
     if not sentences:
         return
     with_cards = [machine for machine in machines if known_gpus(machine, table)]
-    names = candidates(with_cards, table) if with_cards else ["cpu"]
+    names = list_candidates(with_cards, table) if with_cards else ["cpu"]
     fitting = [candidate for candidate in names if not _all_obstacles(candidate, machines, table)]
     nearest = (
         f"the nearest stack that fits all machines is stack: {fitting[0]}"
@@ -369,10 +377,10 @@ def _refuse_impossible(name, machines, table, state):
 
 
 def resolve_driver(machine, stack, table, setting="auto"):
-    """Choose the row of `drivers` for a machine's GPUs, kernel and stack; None: it needs none.
+    """Choose the row of `drivers` for a machine's GPUs, kernel and stack; None if it needs none.
 
-    setting: "auto" (the newest driver that fits), or a version in the table. Raises PlanError if no
-    driver fits.
+    stack: the result of `resolve`; setting: "auto" (the newest driver that fits), or a version in
+    the table. Raises PlanError if no driver fits.
     """
     gpus = known_gpus(machine, table)
     if not gpus or stack["cuda"] is None:
@@ -392,34 +400,37 @@ def resolve_driver(machine, stack, table, setting="auto"):
             return driver
         obstacle_clauses += [f"driver {driver['version']} {reason}" for reason in reasons]
     nearest = ""
-    if setting != "auto":
+    if setting != "auto":  # with auto, every row has been tried above
         all_rows = table["drivers"]
         fitting = [row for row in all_rows if not _driver_obstacles(row, machine, sms, stack)]
         nearest = f"; the nearest that fits: driver {fitting[0]['version']}" if fitting else ""
     raise PlanError(f"{machine.host}: no driver fits: {'; '.join(obstacle_clauses)}{nearest}")
 
 
-def for_compiler(machine, table):
+def find_stack_for_compiler(machine, table):
     """Find the newest stack that a machine can run and whose nvcc accepts its gcc, or None."""
     # The newest stack comes first in the table.
-    gcc = version(machine.gcc)[0]
+    gcc = parse_version(machine.gcc)[0]
     fitting = (
         name
         for name, row in table["rows"].items()
-        if gcc <= row.get("gcc", 0) and not obstacles(name, machine, table)
+        if gcc <= row.get("gcc", 0) and not list_obstacles(name, machine, table)
     )
     return next(fitting, None)
 
 
 def _driver_obstacles(driver, machine, sms, stack):
-    """List clauses that explain why a driver row does not fit; sms: the GPUs' capabilities."""
-    kernel, limits = version(machine.kernel), driver["kernel"]
+    """List clauses that explain why a row of `drivers` does not fit; [] if it fits.
+
+    sms: the compute capabilities of the machine's GPUs.
+    """
+    kernel, limits = parse_version(machine.kernel), driver["kernel"]
     clauses = []
-    if version(driver["version"]) < version(stack["driver"]):
+    if parse_version(driver["version"]) < parse_version(stack["driver"]):
         clauses.append(f"is older than the {stack['driver']} that stack {stack['name']} needs")
-    if kernel < version(limits["min"]):
+    if kernel < parse_version(limits["min"]):
         clauses.append(f"needs kernel {limits['min']}, but this kernel is {machine.kernel}")
-    if limits["below"] is not None and kernel >= version(limits["below"]):
+    if limits["below"] is not None and kernel >= parse_version(limits["below"]):
         clauses.append(
             f"builds only on kernels below {limits['below']}, but this kernel is {machine.kernel}"
         )
@@ -429,4 +440,4 @@ def _driver_obstacles(driver, machine, sms, stack):
 
 
 def _all_obstacles(name, machines, table):
-    return [sentence for machine in machines for sentence in obstacles(name, machine, table)]
+    return [sentence for machine in machines for sentence in list_obstacles(name, machine, table)]

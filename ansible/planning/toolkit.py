@@ -2,7 +2,8 @@
 
 Read `toolkit_plan` first. Roles cuda, cudnn, nccl and apex carry the plan out, and `make
 dry-provision` prints it. Machines are PlanFacts (boundary/facts.py); `toolkit_plan` also accepts
-Ansible's variables.
+Ansible's variables. A stack is its row of stacks.yml: "toolkit" is a version such as "12.6", and
+"gcc" the newest major version that this toolkit's nvcc accepts.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ import re
 from . import PlanError, reading, stacks
 from . import driver_candidates as candidates
 
-LINK = "/usr/local/cuda"
+CUDA_LINK = "/usr/local/cuda"  # leads to the folder of a version: /usr/local/cuda-12.6
 COMPILER = re.compile(r"g\+\+-(\d+)$")  # "g++-7"
 SWITCH_VALUES = ("auto", "true", "false")
 
@@ -40,7 +41,7 @@ class Toolkit:
 
 
 @dataclasses.dataclass(frozen=True)
-class Foreign:
+class ForeignToolkit:
     """A toolkit that somebody else installed. Tandem never changes it."""
 
     folder: str
@@ -63,14 +64,14 @@ class Apex:
 
 
 def toolkit_plan(machines, stack, settings, table):
-    """Return {host: {"toolkit": Toolkit or None, "found": Foreign or None, "apex": Apex or None}}.
+    """Return {host: {"toolkit", "foreign", "apex"}}: a Toolkit, a ForeignToolkit and an Apex.
 
-    The values are dictionaries with the fields of these classes. Only "toolkit" and "apex" will be
-    installed. stack: the result of stacks.resolve; table: `stacks` of ansible/stacks.yml;
-    settings: {"toolkit", "apex", "apex_extensions"}, each auto, true or false. Raises PlanError if
-    a setting is impossible.
+    Each of the three is a dictionary with the fields of its class, or None. Only "toolkit" and
+    "apex" will be installed. stack: the result of stacks.resolve; table: `stacks` of
+    ansible/stacks.yml; settings: {"toolkit", "apex", "apex_extensions"}, each auto, true or false.
+    Raises PlanError if a setting is impossible.
     """
-    machines = [reading.known(machine) for machine in machines]
+    machines = [reading.as_machine_facts(machine) for machine in machines]
     settings = {name: _read_switch(name, value) for name, value in settings.items()}
     foreign = {
         machine.host: foreign_toolkit(machine, stack, settings, table) for machine in machines
@@ -92,7 +93,7 @@ def toolkit_plan(machines, stack, settings, table):
     return {
         machine.host: {
             "toolkit": toolkit if machine in with_toolkit else None,
-            "found": foreign[machine.host] and dataclasses.asdict(foreign[machine.host]),
+            "foreign": foreign[machine.host] and dataclasses.asdict(foreign[machine.host]),
             "apex": (
                 dataclasses.asdict(
                     _plan_apex(machine, foreign[machine.host], obstacle, stack, table)
@@ -106,27 +107,28 @@ def toolkit_plan(machines, stack, settings, table):
 
 
 def foreign_toolkit(machine, stack, settings, table):
-    """Find a toolkit of somebody else in the folder of the stack's toolkit, or None.
+    """Find a toolkit of somebody else where the stack's toolkit would be: ForeignToolkit or None.
 
-    settings: as in toolkit_plan.
+    settings: as in toolkit_plan; only "toolkit" counts.
     """
-    name = stack.get("toolkit")
+    stack_version = stack.get("toolkit")  # "12.6"; None in the stack cpu
     # machine.toolkits: {folder: version}, without the toolkits that Tandem installed.
-    folders = [folder for folder in (f"{LINK}-{name}", LINK) if folder in machine.toolkits]
+    candidate_folders = (f"{CUDA_LINK}-{stack_version}", CUDA_LINK)
+    folders = [folder for folder in candidate_folders if folder in machine.toolkits]
     if not folders or _read_switch("toolkit", settings["toolkit"]) == "false":
         return None
     if not _gets_toolkit(machine, stack, settings, table):
-        return Foreign(folders[0], used=False, reason="not used: nothing is built with it")
+        return ForeignToolkit(folders[0], used=False, reason="not used: nothing is built with it")
     # A toolkit of the stack's version can build apex as well as Tandem's toolkit.
     for folder in folders:
         version = machine.toolkits[folder]  # "12.6.85"; None if nvcc does not run
-        if version and version.split(".")[:2] == name.split("."):
-            return Foreign(
+        if version and version.split(".")[:2] == stack_version.split("."):
+            return ForeignToolkit(
                 folder, used=True, reason=f"CUDA {version} is installed, and is used unchanged"
             )
     version = machine.toolkits[folders[0]]
-    answer = f"says {version}, not {name}" if version else "gives no answer"
-    return Foreign(
+    answer = f"says {version}, not {stack_version}" if version else "gives no answer"
+    return ForeignToolkit(
         folders[0], used=False, reason=f"not used: Tandem did not install it, and its nvcc {answer}"
     )
 
@@ -144,7 +146,10 @@ def _read_switch(name, value):
 
 
 def _gets_toolkit(machine, stack, settings, table):
-    """Return true if settings and stack give the machine a toolkit, whoever installs it."""
+    """Return true if settings and stack give the machine a toolkit, whoever installs it.
+
+    Raises PlanError if toolkit is true, but Tandem has none for the machine or the stack.
+    """
     # Training needs no toolkit, so auto installs one only if nvcc could build apex with it, in a
     # stack whose row asks for it, and not on machines that keep their driver (driver_policy).
     if settings["toolkit"] == "auto":
@@ -169,7 +174,10 @@ def _refuse_architecture(machine, name):
 
 
 def _gets_apex(machine, stack, settings, table):
-    """Return true if settings and stack give the machine apex. Raises PlanError."""
+    """Return true if settings and stack give the machine apex.
+
+    Raises PlanError if apex is true, but the stack or the machine's processor has none.
+    """
     if settings["apex"] == "true" and not stack.get("apex"):
         with_apex = [name for name, row in table["rows"].items() if row.get("apex")]
         raise PlanError(
@@ -189,14 +197,15 @@ def _plan_toolkit(stack, table):
     """Plan the stack's toolkit, the same for every machine that gets it."""
     name = stack["toolkit"]
     return Toolkit(
-        folder=f"{LINK}-{name}",
-        link=LINK,
+        folder=f"{CUDA_LINK}-{name}",
+        link=CUDA_LINK,
         bundle=f"toolkit-{name}",
         parts=tuple(_make_component(entry) for entry in table["toolkits"][name]),
     )
 
 
 def _make_component(entry):
+    """Make the Component of an entry of "toolkits" or "apex" in stacks.yml."""
     return Component(
         name=entry["name"],
         version=entry["version"],
@@ -210,11 +219,14 @@ def _make_component(entry):
 
 
 def _plan_apex(machine, foreign, obstacle, stack, table):
-    """Plan apex. foreign: a Foreign or None; obstacle: the result of _explain_no_extensions."""
-    toolkit_folder = foreign.folder if _is_used(foreign) else f"{LINK}-{stack['toolkit']}"
+    """Plan apex for one machine.
+
+    foreign: its ForeignToolkit or None; obstacle: the result of _explain_no_extensions.
+    """
+    toolkit_folder = foreign.folder if _is_used(foreign) else f"{CUDA_LINK}-{stack['toolkit']}"
     # apex is built only for the machine's GPUs: each further architecture makes the build longer.
     sms = sorted({row["sm"] for _, row in stacks.known_gpus(machine, table)})
-    gcc, package = compiler(machine, stack)
+    gcc, package = choose_compiler(machine, stack)
     return Apex(
         part=_make_component(table["apex"][stack["apex"]]),
         bundle=f"apex-{stack['apex']}",
@@ -229,7 +241,8 @@ def _plan_apex(machine, foreign, obstacle, stack, table):
 def _explain_no_extensions(machines, with_nvcc, stack, settings):
     """Explain why apex gets no CUDA extensions; "" if every one of `machines` can build them.
 
-    Raises PlanError if apex_extensions demands what a machine cannot build.
+    machines: those that get apex; with_nvcc: those that have or get a toolkit. Raises PlanError if
+    apex_extensions demands what a machine cannot build.
     """
     if settings["apex_extensions"] == "false":
         return "apex_extensions is false"
@@ -249,25 +262,29 @@ def _explain_no_extensions(machines, with_nvcc, stack, settings):
 
 def compiler_obstacle(machine, stack):
     """Explain why CUDA extensions cannot be built on a machine; "" if they can."""
-    gcc, _ = compiler(machine, stack)
+    gcc, _ = choose_compiler(machine, stack)
     if gcc is None:
         return "no gcc"
-    if stacks.version(gcc)[0] > stack["gcc"]:
+    if stacks.parse_version(gcc)[0] > stack["gcc"]:
         return f"gcc {gcc}; extensions for CUDA {stack['toolkit']} need gcc {stack['gcc']} or older"
     return ""
 
 
-def compiler(machine, stack):
-    """Choose (version, package) of the gcc for extensions; package "": the machine's own gcc."""
-    # The machine's gcc, or the gcc that its distribution would install. If that is too new, the
-    # newest g++ that is old enough is used, of those that are installed or that apt offers.
-    present = machine.gcc or candidates.packaged_gcc_version(machine)
-    if present is None or stacks.version(present)[0] <= stack["gcc"]:
-        return present, ""
+def choose_compiler(machine, stack):
+    """Choose the gcc that builds extensions: (version, package), ("7.5.0", "g++-7").
+
+    package is "" for the machine's default gcc. version is None if there is no gcc at all, and
+    newer than nvcc accepts if there is no older g++.
+    """
+    # The default is the machine's gcc, or the gcc that its distribution would install. If that is
+    # too new, the newest g++ that is old enough is used, of those installed or offered by apt.
+    default = machine.gcc or candidates.packaged_gcc_version(machine)
+    if default is None or stacks.parse_version(default)[0] <= stack["gcc"]:
+        return default, ""
     packages = {**machine.offered, **machine.packages}  # {name: version}
-    older = {int(match[1]): name for name in packages if (match := COMPILER.match(name))}
-    fitting = [number for number in older if number <= stack["gcc"]]
-    if not fitting:
-        return present, ""
-    package = older[max(fitting)]
-    return stacks.upstream(packages[package]), package
+    compilers = {int(match[1]): name for name in packages if (match := COMPILER.match(name))}
+    fitting_versions = [number for number in compilers if number <= stack["gcc"]]
+    if not fitting_versions:
+        return default, ""
+    package = compilers[max(fitting_versions)]
+    return stacks.upstream_version(packages[package]), package

@@ -19,7 +19,7 @@ def wake_record(facts, address, port):
     port of its ssh server. Raises PlanError if the interface has no valid hardware address.
     """
     # A machine could report any network, so ansible/wake.py uses the control node's networks.
-    facts = reading.known(facts)
+    facts = reading.as_machine_facts(facts)
     macs = [link.mac for link in facts.links if link.name == facts.interface]
     mac = str(macs[0] if macs else None).lower()
     if not MAC.fullmatch(mac):

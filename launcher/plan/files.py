@@ -150,8 +150,8 @@ def _replace_links(
 
 
 def _order_links(root: Path, links: Iterable[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield (link, target), with the links in a target's folder before the link to this folder: what
-    they lead to is in the folder, too. The target is None if it is outside of `root`."""
+    """Yield (link, target), with the links in a folder before the links to this folder: the files
+    behind them are in the folder, too. The target is None if it is outside of `root`."""
     sorted_links, real_root = sorted(links), root.resolve()
     visited: set[str] = set()  # also ends the search if links lead to each other's folders
     stack: list[tuple[str, str | None, bool]] = [(name, None, False) for name in sorted_links]

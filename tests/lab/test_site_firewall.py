@@ -199,7 +199,7 @@ def test_rules_of_others_stay(guarded):
 def test_rules_that_would_lock_the_control_machine_out_are_taken_back(guarded):
     lab, words = guarded
     before = lab.ssh(2, "sudo nft list ruleset; cat /etc/tandem/firewall.nft")
-    wrong = json.dumps({"firewall_connection": {"address": "192.168.56.77", "ssh_port": "22"}})
+    wrong = json.dumps({"firewall_connection": {"client": "192.168.56.77", "ssh_port": "22"}})
     done = play(lab, *words, "--limit", "node2", "-e", wrong, "-e", "firewall_rollback_seconds=16",
                 "-e", "firewall_ssh_lan=false", check=False)  # fmt: skip
     assert failures(done) == {"node2"}

@@ -215,9 +215,17 @@ STACKS = {
     "unknown decided before": resolved([PASCAL], kept={"stack": "cu1", "path": "x"}),
     "kept file": error(stacks.read_decision, "stack: 126\n", "/a/pc.stack.yml"),
     "driver 440": error(
-        stacks.resolve_driver, reading.known(machine(cards=["1e07"])), stack("cu102"), ONLY_440
+        stacks.resolve_driver,
+        reading.as_machine_facts(machine(cards=["1e07"])),
+        stack("cu102"),
+        ONLY_440,
     ),
-    "venv": error(stacks.python_for, stack("cpu"), reading.known(machine("ubuntu2204")), "venv"),
+    "venv": error(
+        stacks.choose_environment,
+        stack("cpu"),
+        reading.as_machine_facts(machine("ubuntu2204")),
+        "venv",
+    ),
 }
 
 
@@ -335,7 +343,7 @@ NETWORK = {
     ),
     "unread file": error(kept.files_of, kept.facts(**kept.BY_NETWORKD) | {"files": {}}),
     "route": error(kept.files_of, kept.facts(**kept.BY_IFUPDOWN, route=kept.GIVEN), FAR),
-    "name in the firewall": error(firewall.by_family, ["pc1.local"]),
+    "name in the firewall": error(firewall.split_by_family, ["pc1.local"]),
     "other addresses": error(
         firewall.member_addresses, ["a"], {"a": {"other_addresses": "10.0.0.0/24"}}
     ),
@@ -408,5 +416,5 @@ def findings():
 
 def render():
     sentences = {code: preflight.text(one) for code, one in findings()}
-    sentences |= {fault: faults.set_aside(of_ssh(said)) for said, fault in SSH.items()}
+    sentences |= {fault: faults.describe_skipped(of_ssh(said)) for said, fault in SSH.items()}
     return sentences | {code: call() for code, call in REFUSALS.items()}

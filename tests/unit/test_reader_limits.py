@@ -80,7 +80,7 @@ DOCUMENTS = {
         lambda part, size: within("attempts", part, size, status="x"),
     ),
     "predictions": (prediction, lambda part, size: within("rows", part, size)),
-    "facts files": (dry.read, array),
+    "facts files": (dry.read_facts_file, array),
     "evaluations": (evaluation.read_evaluation, lambda part, size: within("classes", part, size)),
     "sweeps": (
         sweep_file,
@@ -351,7 +351,7 @@ def test_what_is_larger_is_refused(tmp_path, name):
         lambda: read_text(path),
         lambda: folders.read_json(path, run_files.Attempts),
         lambda: parse(["--config", str(path)]),
-        lambda: dry.read(path),
+        lambda: dry.read_facts_file(path),
     ):
         with pytest.raises((*REFUSED, ValueError), match=r"has more than [\d,]+ KiB|no regular"):
             read()

@@ -1,8 +1,8 @@
 """Check the machine itself: system, rights, disks, packages, clock.
 
 Each check yields (fault, cause, remedy) for every finding. preflight.findings calls the CHECKS with
-a machine's facts and the question that it describes; looks.py calls `check_support` and
-`check_python` before modules run on the machine.
+a machine's MachineFacts (boundary/facts.py) and the question that it describes; looks.py calls
+`check_support` and `check_python` before modules run on the machine.
 """
 
 from typing import Any
@@ -10,19 +10,26 @@ from typing import Any
 from .. import offline, stacks
 from .. import packages as apt
 
-NAMES = {"debian": "Debian", "ubuntu": "Ubuntu", "linuxmint": "Linux Mint", "pop": "Pop!_OS"}
+# ID of /etc/os-release: the name for users. Tandem supports the first two.
+TITLES = {"debian": "Debian", "ubuntu": "Ubuntu", "linuxmint": "Linux Mint", "pop": "Pop!_OS"}
 # systemd-detect-virt's answers for a PC, and for containers with an init process, as in the lab.
-MACHINES = ("", "none", "systemd-nspawn", "lxc", "lxc-libvirt")
-# Versions of ansible-core, and the oldest Python that their modules run on.
+# Other containers cannot run the units that roles install.
+ACCEPTED_CONTAINERS = ("", "none", "systemd-nspawn", "lxc", "lxc-libvirt")
+# (an ansible-core, the oldest Python that its modules run on), the newest first. A version that the
+# table lacks has the limit of the next older one.
 # source: docs.ansible.com, "Releases and maintenance", the support matrix.
 OLDEST_PYTHON = (((2, 20), (3, 9)), ((2, 18), (3, 8)), ((2, 17), (3, 7)), ((2, 13), (3, 6)))
-# The newest Python of machines that ansible-core 2.19 names, and the newest of 2.20 and 2.21.
+# From the same matrix: the newest Python of ansible-core 2.19, and that of 2.20 and 2.21.
 NEWEST_PYTHON, NEWER_CORE_PYTHON = (3, 13), (3, 14)
-FEW_INODES = 100_000
+# Each file takes an inode, and a Python environment with torch has tens of thousands of files.
+MIN_FREE_INODES = 100_000
 
 
 def check_support(facts):
-    """Find reasons why no role can provision a machine. facts: ShellFacts are enough."""
+    """Find reasons why no role can provision a machine.
+
+    facts: ShellFacts are enough, since looks.py calls this before modules run.
+    """
     yield from check_release(facts.distribution, facts.release, facts.like)
     if facts.arch == "aarch64" and not facts.driver_kept:
         yield (
@@ -45,7 +52,7 @@ def check_support(facts):
             "install Debian or Ubuntu next to Windows on it (docs/windows.md), or take it out of "
             "inventory.ini",
         )
-    elif facts.container not in MACHINES:
+    elif facts.container not in ACCEPTED_CONTAINERS:
         yield (
             "container",
             f"it is a container ({facts.container}): its kernel, driver and clock belong to "
@@ -74,26 +81,30 @@ def check_system(facts, question):
 
 
 def check_python(facts, core):
-    """Check that the modules of ansible-core (version `core`) run on the machine's Python."""
-    oldest = next(python for since, python in OLDEST_PYTHON if stacks.version(core) >= since)
+    """Check that the modules of ansible-core run on the machine's Python.
+
+    core: the version of ansible-core, "2.19.1".
+    """
+    oldest = next(python for since, python in OLDEST_PYTHON if stacks.parse_version(core) >= since)
     if not facts.python:
         yield ("no_python", "it has no Python, which Ansible needs", "sudo apt install python3")
-    elif stacks.version(facts.python) < oldest:
+    elif stacks.parse_version(facts.python) < oldest:
         yield (
             "python",
             f"its python3 is {facts.python}, but the modules of ansible-core {core} need "
             f"{'.'.join(map(str, oldest))}",
             # The modules of ansible-core 2.16 also run on Python 3.6 and 3.7.
             "provision it with `make provision CORE=2.16`"
-            if stacks.version(facts.python) < (3, 8)
+            if stacks.parse_version(facts.python) < (3, 8)
             else "provision it with `make provision`, without CORE",
         )
 
 
 def check_new_python(facts, question):
     """Find a Python that this ansible-core does not list yet, though modules may run on it."""
-    present = stacks.version(facts.python or "0")[:2]
-    core = stacks.version(question["ansible_core"])
+    present = stacks.parse_version(facts.python or "0")[:2]  # (3, 12); (0,) without Python
+    core = stacks.parse_version(question["ansible_core"])
+    # The remedy needs an ansible-core that supports this Python, so an even newer one is no note.
     if core < (2, 20) and NEWEST_PYTHON < present <= NEWER_CORE_PYTHON:
         yield (
             "python_new",
@@ -109,38 +120,43 @@ def read_releases():
     table: dict[str, Any] = {}
     for row in offline.releases().values():
         table.setdefault(row["distribution"], []).append(row["version"])
-    return {name: sorted(versions, key=stacks.version) for name, versions in table.items()}
+    return {name: sorted(versions, key=stacks.parse_version) for name, versions in table.items()}
 
 
 def describe_releases():
     """Write the releases as "Debian 11, 12 or 13; Ubuntu 18.04, 20.04, 22.04, 24.04 or 26.04"."""
     return "; ".join(
-        f"{NAMES[name]} {', '.join(versions[:-1])} or {versions[-1]}"
+        f"{TITLES[name]} {', '.join(versions[:-1])} or {versions[-1]}"
         for name, versions in read_releases().items()
     )
 
 
 def check_release(distribution, version, like=""):
-    """Find an unknown release, by ID, VERSION_ID and ID_LIKE of /etc/os-release."""
+    """Find a release that Tandem does not support.
+
+    distribution, version, like: ID, VERSION_ID and ID_LIKE of /etc/os-release.
+    """
     table = read_releases()
     versions = table.get(distribution, [])
     if version in versions:
         return
-    name = f"{NAMES.get(distribution, distribution)} {version or 'without a number'}"
+    name = f"{TITLES.get(distribution, distribution)} {version or 'without a number'}"
     # Debian's testing has no VERSION_ID, and is newer than every release.
-    if versions and (not version or stacks.version(version) > stacks.version(versions[-1])):
+    if versions and (
+        not version or stacks.parse_version(version) > stacks.parse_version(versions[-1])
+    ):
         yield (
             "release",
             f"{name} is newer than the releases that Tandem knows: nobody has tested its "
             "packages, kernel and Python",
-            f"install {NAMES[distribution]} {versions[-1]} on it, "
+            f"install {TITLES[distribution]} {versions[-1]} on it, "
             f"{'the previous LTS' if distribution == 'ubuntu' else 'the previous release'}; "
             f"Tandem knows {describe_releases()}; to add a release: docs/stacks.md, A newer "
             "release",
         )
         return
     # ID_LIKE of Linux Mint is "ubuntu debian". The table has ubuntu last, which is the closer one.
-    bases = [NAMES[base] for base in table if base in like.split() and base != distribution]
+    bases = [TITLES[base] for base in table if base in like.split() and base != distribution]
     origin = (
         f", which is based on {bases[-1]} but has its own packages and kernels" if bases else ""
     )
@@ -177,32 +193,33 @@ def check_privileges(facts, question):
 
 
 def check_disks(facts, question):
-    # Folders of one file system share its free space, so their needs are added.
-    by_device: dict[Any, list[Any]] = {}
-    for folder, size in ((row["folder"], int(row["bytes"])) for row in question["space"]):
-        state = facts.disks[folder]
-        by_device.setdefault(state.device, []).append((folder, size, state))
-        if state.read_only:
+    by_device: dict[int, list[Any]] = {}
+    for row in question["space"]:
+        folder, disk = row["folder"], facts.disks[row["folder"]]
+        by_device.setdefault(disk.device, []).append(row)
+        if disk.read_only:
             yield (
                 "read_only",
                 f"the file system of {folder} is read-only",
                 "search `dmesg` for disk errors; then type on that machine: sudo mount -o "
                 "remount,rw",
             )
-        if state.free_inodes is not None and state.free_inodes < FEW_INODES:
+        if disk.free_inodes is not None and disk.free_inodes < MIN_FREE_INODES:
             yield (
                 "inodes",
-                f"the file system of {folder} has {state.free_inodes:.0f} free inodes",
+                f"the file system of {folder} has {disk.free_inodes:.0f} free inodes",
                 "delete folders of many small files, or use a file system with more inodes",
             )
+    # Folders of one file system share its free space, so their needs are added.
     for rows in by_device.values():
-        folders, sizes, states = zip(*rows)
-        required, free = sum(sizes), states[0].free
-        if free < required:
+        folders = [row["folder"] for row in rows]
+        required_bytes = sum(int(row["bytes"]) for row in rows)
+        free_bytes = facts.disks[folders[0]].free
+        if free_bytes < required_bytes:
             yield (
                 "disk_full",
-                f"{', '.join(folders)} need {required / 1e9:.1f} GB, but only {free / 1e9:.1f} GB "
-                "are free",
+                f"{', '.join(folders)} need {required_bytes / 1e9:.1f} GB, but only "
+                f"{free_bytes / 1e9:.1f} GB are free",
                 "free disk space on that machine, or mount a larger disk",
             )
     for mount in facts.missing_mounts:
@@ -272,7 +289,8 @@ def check_packages(facts, question):
 
 
 def check_clock(facts, question):
-    # The machine read its clock between these two times, so a time between them is right.
+    # The machine read its clock between these two times of the control node, so no time between
+    # them is wrong. The difference to the nearest of them is the least that the clock is wrong by.
     earliest, latest = (float(seconds) for seconds in question["clock"])
     offset_seconds = facts.clock - min(max(facts.clock, earliest), latest)
     if abs(offset_seconds) > question["clock_tolerance"]:

@@ -1,8 +1,9 @@
 """Check interfaces, cables, names, packet filters; find duplicate and silent machines.
 
 Each check of the CHECKS yields (fault, cause, remedy) for one machine; preflight.findings calls
-them. `check_cluster` compares the machines with each other, and `unreachable` explains a machine
-that did not answer; roles call both as filters.
+them and describes `question`. facts: MachineFacts (boundary/facts.py). `check_cluster` compares the
+machines with each other. `explain_unreachable` explains a machine that did not answer. Roles call
+both as filters.
 """
 
 import ipaddress
@@ -10,8 +11,9 @@ from typing import Any
 
 from .. import firewall, reading
 
-# (words of ssh's message, name of the fault, remedy): the first match counts.
-UNREACHABLE = (
+# (words of ssh's message, name of the fault, remedy): the first match counts, and "" matches every
+# message. A changed host key comes first, since its message also says that verification failed.
+SSH_FAULTS = (
     (
         "IDENTIFICATION HAS CHANGED",
         "host_key_changed",
@@ -39,6 +41,7 @@ UNREACHABLE = (
 
 
 def check_address(facts, question):
+    # Ansible reached the machine there. So a router forwards the address, or it is a name.
     if facts.interface is None:
         yield (
             "address",
@@ -58,10 +61,12 @@ def check_unlisted_addresses(facts, question):
     """Find addresses in the members' network that are missing in the inventory."""
     # The firewalls of the members drop packets that come from such an address.
     link = find_cluster_link(facts)
-    listed = ipaddress.ip_address(question["address"]) if link else None
-    for text in link.networks if link else []:
+    if link is None:
+        return
+    cluster_address = ipaddress.ip_address(question["address"])
+    for text in link.networks:
         address = ipaddress.ip_interface(text)
-        if listed in address.network and str(address.ip) not in question["listed"]:
+        if cluster_address in address.network and str(address.ip) not in question["listed"]:
             yield (
                 "unlisted_address",
                 f"it also has the address {address.ip}, which inventory.ini does not list: "
@@ -72,6 +77,7 @@ def check_unlisted_addresses(facts, question):
 
 
 def check_names(facts, question):
+    # Installers write such a line. Provisioning removes it, so only its return is a finding.
     if question["provisioned"] and facts.hostname in facts.loopback_names:
         yield (
             "loopback_name",
@@ -83,16 +89,18 @@ def check_names(facts, question):
 
 def check_overlaps(facts, question):
     """Find a network of Docker, a VPN or virtual machines that overlaps the members' addresses."""
-    listed = ipaddress.ip_address(question["address"]) if facts.interface else None
+    if not facts.interface:
+        return
+    cluster_address = ipaddress.ip_address(question["address"])
     for link in facts.links:
-        if listed is None or link.name == facts.interface:
+        if link.name == facts.interface:
             continue
         for network in link.networks:
-            if listed in ipaddress.ip_interface(network).network:
+            if cluster_address in ipaddress.ip_interface(network).network:
                 yield (
                     "overlap",
-                    f"{link.name} ({network}) overlaps with the network of {listed}: packets "
-                    f"to the other machines may take {link.name}",
+                    f"{link.name} ({network}) overlaps with the network of {cluster_address}: "
+                    f"packets to the other machines may take {link.name}",
                     'change the network of that interface (for Docker, "bip" and '
                     '"default-address-pools" in /etc/docker/daemon.json), or remove the '
                     "interface",
@@ -104,8 +112,11 @@ def check_link(facts, question):
     if link is None:
         return
     if link.tunnel:
-        interfaces = [link for link in facts.links if link.physical and link.addresses]
-        local = " or ".join(f"{link.addresses[0]} ({link.name})" for link in interfaces)
+        local = " or ".join(
+            f"{interface.addresses[0]} ({interface.name})"
+            for interface in facts.links
+            if interface.physical and interface.addresses
+        )
         yield (
             "tunnel",
             f"it reaches the other PCs through {link.name}, a VPN: training traffic is "
@@ -138,13 +149,13 @@ def check_link(facts, question):
 
 
 def _has_usual_mtu(link):
-    """Return true for the MTU of Ethernet, and for an MTU of jumbo frames."""
+    """Return true for Ethernet's MTU of 1500 bytes, and for jumbo frames, which have 9000."""
     return link.mtu == 1500 or link.mtu >= 9000
 
 
 def check_firewall(facts, question):
     manager = firewall.firewall_manager(facts.ufw_conf, facts.firewalld)
-    if manager:
+    if manager:  # "ufw" or "firewalld"
         yield (
             "firewall",
             f"{manager} is active, but training uses ports that the kernel chooses",
@@ -172,7 +183,8 @@ def find_duplicates(machines):
         for facts in machines:
             link = find_cluster_link(facts)
             value = facts.machine_id if key == "machine_id" else link and link.mac
-            # The first machine with a value is not at fault; each later one gets a finding.
+            # Only each later machine with the same value gets a finding. A machine without a
+            # value (None or "") shares nothing with others.
             owner = owners.setdefault(value, facts.host)
             if value and owner != facts.host:
                 findings.append(
@@ -189,8 +201,11 @@ def find_duplicates(machines):
 
 
 def check_cluster(machines):
-    """List the findings about machines that may each be in order, but do not fit each other."""
-    machines = [reading.known(facts) for facts in machines]
+    """List the findings about machines that may each be in order, but do not fit each other.
+
+    A finding is {"host", "fault", "cause", "remedy"}.
+    """
+    machines = [reading.as_machine_facts(facts) for facts in machines]
     checks = (find_duplicates, find_unequal_mtus, propose_faster_interfaces)
     return [finding for check in checks for finding in check(machines)]
 
@@ -201,8 +216,10 @@ def find_unequal_mtus(machines):
     # Tunnels have smaller MTUs, and check_link has reported them.
     if not links or any(link.tunnel for _, link in links):
         return []
-    # check_link has reported an unusual MTU too. If all are unusual, there is nothing to compare.
-    links = [(host, link) for host, link in links if _has_usual_mtu(link)] or links[:1]
+    # check_link has reported unusual MTUs too, so only usual MTUs are compared.
+    links = [(host, link) for host, link in links if _has_usual_mtu(link)]
+    if not links:
+        return []
     low_host, low = min(links, key=lambda pair: pair[1].mtu)
     high_host, high = max(links, key=lambda pair: pair[1].mtu)
     if high.mtu == low.mtu:
@@ -222,66 +239,58 @@ def find_unequal_mtus(machines):
 
 def propose_faster_interfaces(machines):
     """Propose a faster network than the present one, if every machine has an interface in it."""
-    links = [find_cluster_link(facts) for facts in machines]
-    if len(machines) < 2 or not all(link and link.speed for link in links):
+    cluster_links = [find_cluster_link(facts) for facts in machines]
+    if len(machines) < 2 or not all(link and link.speed for link in cluster_links):
         return []
-    slowest = min(link.speed for link in links)
-    fastest = _find_fastest_network(machines)
-    if fastest is None or fastest[0] <= slowest:
+    # {network: {host: (its interface, its address)}}
+    networks: dict[Any, dict[str, Any]] = {}
+    for facts in machines:
+        for link in facts.links:
+            for text in link.networks if link.speed else []:  # no speed: no cable
+                address = ipaddress.ip_interface(text)
+                networks.setdefault(address.network, {}).setdefault(facts.host, (link, address.ip))
+    # The speed of a network that connects all machines is that of its slowest interface, in Mbit/s.
+    # Docker gives each machine the same network and address. Such a network connects nobody.
+    speeds = {
+        network: min(link.speed for link, _ in interfaces.values())
+        for network, interfaces in networks.items()
+        if len(interfaces) == len({address for _, address in interfaces.values()}) == len(machines)
+    }
+    present_speed = min(link.speed for link in cluster_links)
+    if not speeds or max(speeds.values()) <= present_speed:
         return []
-    speed, network, interfaces = fastest
+    network = max(speeds, key=lambda network: speeds[network])
     findings = []
-    for facts, link in zip(machines, links):
-        name, address = interfaces[facts.host]
-        if name != link.name:
+    for facts, cluster_link in zip(machines, cluster_links):
+        link, address = networks[network][facts.host]
+        if link.name != cluster_link.name:
             setting = f"ansible_host={address} (and remove address=..., if it is there)"
             findings.append(
                 {
                     "host": facts.host,
                     "fault": "faster_card",
-                    "cause": f"all machines have a network card in {network} with {speed} Mbit/s "
-                    f"or more (this one {name}), but training would use {link.name}, in "
-                    f"a network of {slowest} Mbit/s",
+                    "cause": f"all machines have a network card in {network} with "
+                    f"{speeds[network]} Mbit/s or more (this one {link.name}), but training would "
+                    f"use {cluster_link.name}, in a network of {present_speed} Mbit/s",
                     "remedy": f"write {setting} into its line, then run make bootstrap",
                 }
             )
     return findings
 
 
-def _find_fastest_network(machines):
-    """Find the fastest network in which all machines are; None if there is none.
+def explain_unreachable(variables):
+    """Explain why a machine did not answer, as a finding.
 
-    Returns (Mbit/s of its slowest interface, network, {host: (interface, address)}).
+    variables: the machine's in Ansible, with ssh's message, which role reach registered.
     """
-    networks: dict[Any, dict[str, Any]] = {}
-    for facts in machines:
-        for link in facts.links:
-            for text in link.networks if link.speed else []:  # no speed: no cable
-                address = ipaddress.ip_interface(text)
-                rows = networks.setdefault(address.network, {})
-                rows.setdefault(facts.host, (link.speed, link.name, str(address.ip)))
-    common = []
-    for network, rows in networks.items():
-        # Docker gives each machine the same network and address. Such a network connects nobody.
-        addresses = {address for _, _, address in rows.values()}
-        if len(rows) == len(machines) and len(addresses) == len(rows):
-            common.append((min(speed for speed, _, _ in rows.values()), network, rows))
-    if not common:
-        return None
-    speed, network, rows = max(common, key=lambda entry: entry[0])
-    interfaces = {host: (name, address) for host, (_, name, address) in rows.items()}
-    return speed, str(network), interfaces
-
-
-def unreachable(variables):
-    """Explain why a machine did not answer, by ssh's message in its variables."""
     message = " ".join(str(variables.get("reach_answer", {}).get("msg", "nothing")).split())
     # Ansible adds its own words before the message of ssh.
     for prefix in ("Task failed: ", "Failed to connect to the host via ssh: "):
         message = message.removeprefix(prefix)
     name = variables["inventory_hostname"]
     address = variables.get("ansible_host", name)
-    fault, remedy = next((fault, text) for words, fault, text in UNREACHABLE if words in message)
+    fault, remedy = next((fault, text) for words, fault, text in SSH_FAULTS if words in message)
+    # Every other fault means that ssh could not log in.
     causes = {
         "name": f"this control node cannot resolve its address in the inventory, {address}: "
         f"{message}",
@@ -296,9 +305,9 @@ def unreachable(variables):
     }
 
 
-def set_aside(variables):
-    """Report a machine that did not answer, and without which the play continues."""
-    finding = unreachable(variables)
+def describe_skipped(variables):
+    """Describe in a line for users a machine that did not answer, which the play skips."""
+    finding = explain_unreachable(variables)
     return (
         f"SKIPPED: {finding['host']}: {finding['cause'].rstrip('.')}. Remedy: {finding['remedy']}."
     )

@@ -1,8 +1,8 @@
 """Check GPUs, their driver, the stack, and the requirements of the Python environment.
 
 Each check yields (fault, cause, remedy) for every finding; preflight.findings calls the CHECKS, and
-describes `question`, the settings. The checks predict what the roles will do by calling the same
-functions of planning/.
+describes `question`, the settings. facts: MachineFacts (boundary/facts.py). The checks predict what
+the roles will do by calling the same functions of planning/.
 """
 
 import datetime
@@ -13,12 +13,14 @@ from .. import PlanError, stacks, toolkit
 from .. import driver as drivers
 from .. import driver_candidates as candidates
 
-# Days after which newer drivers should be looked for: NVIDIA fixes its branches every few months.
-TABLE_DAYS = 180
-# Days after which a held kernel is a finding.
-HELD_DAYS = 90
+# Days after which somebody should look for newer drivers: NVIDIA fixes its branches every few
+# months.
+MAX_TABLE_DAYS = 180
+# Days after which a held kernel is a finding, because it gets no security fixes.
+MAX_HELD_DAYS = 90
 # Numbers of errors that programs cause, by NVIDIA's list "XID Errors"; 45 follows a killed program.
 PROGRAM_XIDS = {13, 31, 43, 45}
+# Errors of the GPU itself, from the same list.
 XID_MEANINGS = {
     48: "an error in its memory that could not be corrected",
     62: "its own controller halted",
@@ -32,9 +34,10 @@ XID_MEANINGS = {
 
 def check_gpus(facts, question):
     """Explain why NVIDIA cards do not participate."""
-    hidden = stacks.hidden_gpu(facts)
+    hidden = stacks.find_hidden_gpu(facts)
     if hidden:
         yield ("card_hidden", *hidden)
+    # If no other card is left, find_hidden_gpu has reported the reserved card.
     for device in facts.passed_through if stacks.nvidia_devices(facts) else ():
         yield (
             "card_left_out",
@@ -55,13 +58,13 @@ def check_driver(facts, question):
     """Find a missing, unsuitable or half-updated driver of participating GPUs."""
     if not stacks.participating_gpus(facts, question["table"]):
         return
-    # The machine's clock may be wrong, but check_clock reports a wrong clock. age: days.
+    # The machine's clock may be wrong, but check_clock reports a wrong clock.
     looked_up = datetime.date.fromisoformat(question["table"]["looked_up"])
-    age = int(facts.clock / 86400) - (looked_up - datetime.date(1970, 1, 1)).days
-    if age > TABLE_DAYS and not facts.driver_kept:
+    age_days = int(facts.clock / 86400) - (looked_up - datetime.date(1970, 1, 1)).days
+    if age_days > MAX_TABLE_DAYS and not facts.driver_kept:
         yield (
             "table_old",
-            f"the drivers in ansible/stacks.yml were last updated {age} days ago",
+            f"the drivers in ansible/stacks.yml were last updated {age_days} days ago",
             "update Tandem; or docs/stacks.md, Newer drivers and kernels",
         )
     if facts.secure_boot and facts.driver is None:
@@ -99,7 +102,8 @@ def check_driver(facts, question):
                 "nvidia)",
             ),
         )
-    # Only machines with a GPU report waiting_module; the first condition excludes other machines.
+    # waiting_module comes from driver_facts.py, which runs only on machines with a GPU. A loaded
+    # driver shows that the machine has one.
     if facts.driver and facts.waiting_kernel and not facts.waiting_module:
         yield (
             "kernel_module",
@@ -125,12 +129,13 @@ def check_branch_end(facts, question):
     table = question["table"]
     if not facts.driver or not stacks.participating_gpus(facts, table):
         return
-    branch = stacks.version(facts.driver)[0]
-    # Ends are months, "2026-08". A branch without an end is unknown from ended_before on, and has
-    # ended before.
-    ends = table["branch_ends"].get(branch)
+    branch = stacks.parse_version(facts.driver)[0]
+    # Ends are months, "2026-08", which sort as texts. The table lists no end of a branch that is
+    # older than ended_before, which has ended, and of a branch that is too new, whose end is
+    # unknown.
+    end_month = table["branch_ends"].get(branch)
     month = datetime.datetime.fromtimestamp(facts.clock, datetime.timezone.utc).strftime("%Y-%m")
-    if ends is None and branch >= table["ended_before"]:
+    if end_month is None and branch >= table["ended_before"]:
         yield (
             "driver_end_unknown",
             "ansible/stacks.yml does not say when NVIDIA ends the support of driver "
@@ -138,12 +143,12 @@ def check_branch_end(facts, question):
             "none; NVIDIA's list of supported drivers (docs.nvidia.com/datacenter/tesla/drivers) "
             "shows whether this branch still gets security fixes",
         )
-    elif (ends or "") < month:
+    elif (end_month or "") < month:
         yield (
             "driver_ended",
             "NVIDIA ended the support of driver branch "
-            f"{branch}{f' in {ends}' if ends else ''}, so {facts.driver} gets no security "
-            "fixes",
+            f"{branch}{f' in {end_month}' if end_month else ''}, so {facts.driver} gets no "
+            "security fixes",
             "when no run uses it, install a newer branch yourself (driver_policy is keep)"
             if facts.driver_kept
             else f"when no run uses it, type make upgrade LIMIT={facts.host}, which installs the "
@@ -171,6 +176,7 @@ def _word_remedy(facts, by_role, by_hand):
     """Choose the remedy: role driver's, or a person's if driver_policy is keep."""
     if not facts.driver_kept:
         return by_role
+    # Tandem installs no driver on other processors, so the policy has to stay keep there.
     if facts.arch != "x86_64":
         return by_hand
     return f"{by_hand}; or change driver_policy from keep to install: {by_role}"
@@ -181,7 +187,7 @@ def check_stack(facts, question):
     table = question["table"]
     try:
         stack = stacks.resolve([facts], question["stack"], table, decision=question["kept"])
-        manager, python = stacks.python_for(stack, facts, question["env_manager"])
+        manager, python = stacks.choose_environment(stack, facts, question["env_manager"])
         refusal = predict_driver_refusal(facts, stack, question)
     except PlanError as error:
         yield ("stack", str(error).removeprefix(f"{facts.host}: "), "see docs/stacks.md")
@@ -189,10 +195,29 @@ def check_stack(facts, question):
     if refusal:
         yield ("driver", *refusal)
     elif is_driver_old(facts, stack, table):
-        yield old_driver_finding(facts, stack, question)
-    yield from check_compiler(facts, stack, table)
-    yield from check_foreign_toolkit(facts, stack, question)
-    if not question["provisioned"]:
+        yield describe_old_driver(facts, stack, question)
+    # The machine's gcc may be too new for CUDA extensions, which only apex needs.
+    builds_extensions = "gcc" in stack and facts.gcc and stacks.known_gpus(facts, table)
+    if builds_extensions and toolkit.compiler_obstacle(facts, stack):
+        nearest = stacks.find_stack_for_compiler(facts, table)
+        yield (
+            "gcc",
+            f"its gcc is {facts.gcc}, but extensions for CUDA {stack['cuda']} need gcc "
+            f"{stack['gcc']} or older, so it cannot build apex's extensions; torch itself works",
+            "none: apex's amp works without extensions"
+            + (
+                f"; the nearest stack that supports this gcc is stack: {nearest}" if nearest else ""
+            ),
+        )
+    # Somebody else's toolkit may be in the folder of the stack's toolkit.
+    foreign = toolkit.foreign_toolkit(facts, stack, {"toolkit": question["toolkit"]}, table)
+    if foreign is not None:
+        yield (
+            "toolkit",
+            f"it has its own CUDA toolkit in {foreign.folder}: {foreign.reason}",
+            "none; to make Tandem ignore this toolkit, set toolkit: false in group_vars/all.yml",
+        )
+    if not question["provisioned"]:  # an environment that exists needs no installer
         yield from check_environment(facts, manager, python, question)
 
 
@@ -203,10 +228,10 @@ def predict_driver_refusal(facts, stack, question):
         return None
     # If apt has no package lists yet, or if packages come from the bundle, it is unknown which
     # packages apt could install.
-    listed = facts.offered.keys() - facts.packages.keys()
-    if facts.driver_kept or settings["offline"] or not listed:
+    installable = facts.offered.keys() - facts.packages.keys()
+    if facts.driver_kept or settings["offline"] or not installable:
         return None
-    # Two refusals do not count here: old_driver_finding asks for consent to an upgrade, and
+    # Two refusals do not count here: describe_old_driver asks for consent to an upgrade, and
     # check_packages reports broken packages.
     if is_driver_old(facts, stack, question["table"]):
         settings = {**settings, "policy": "upgrade"}
@@ -219,13 +244,15 @@ def predict_driver_refusal(facts, stack, question):
 
 def is_driver_old(facts, stack, table):
     """Return true if GPUs participate, and the loaded driver is older than the stack needs."""
-    stack_driver = stack["cuda"] and facts.driver and stacks.known_gpus(facts, table)
-    return bool(stack_driver) and stacks.version(facts.driver) < stacks.version(stack["driver"])
+    if not stack["cuda"] or not facts.driver or not stacks.known_gpus(facts, table):
+        return False
+    return stacks.parse_version(facts.driver) < stacks.parse_version(stack["driver"])
 
 
-def old_driver_finding(facts, stack, question):
-    upgrades = question["driver"]["policy"] == "upgrade"
-    consent = "" if upgrades else "set driver_policy: upgrade, and "
+def describe_old_driver(facts, stack, question):
+    """Return the finding (fault, cause, remedy) about a driver that is too old for the stack."""
+    may_upgrade = question["driver"]["policy"] == "upgrade"
+    consent = "" if may_upgrade else "set driver_policy: upgrade, and "
     by_role = f"{consent}make provision installs a newer one"
     by_hand = "install a newer driver on that machine yourself (driver_policy is keep)"
     remedy = by_hand if facts.arch != "x86_64" else f"{by_hand}; or {by_role}"
@@ -236,37 +263,11 @@ def old_driver_finding(facts, stack, question):
     )
 
 
-def check_compiler(facts, stack, table):
-    """Find a gcc that is too new for CUDA extensions, which only apex needs."""
-    if "gcc" not in stack or not facts.gcc or not stacks.known_gpus(facts, table):
-        return
-    if toolkit.compiler_obstacle(facts, stack):
-        nearest = stacks.for_compiler(facts, table)
-        yield (
-            "gcc",
-            f"its gcc is {facts.gcc}, but extensions for CUDA {stack['cuda']} need gcc "
-            f"{stack['gcc']} or older, so it cannot build apex's extensions; torch itself works",
-            "none: apex's amp works without extensions"
-            + (
-                f"; the nearest stack that supports this gcc is stack: {nearest}" if nearest else ""
-            ),
-        )
-
-
-def check_foreign_toolkit(facts, stack, question):
-    """Report a toolkit of somebody else in the folder of the stack's toolkit."""
-    foreign = toolkit.foreign_toolkit(
-        facts, stack, {"toolkit": question["toolkit"]}, question["table"]
-    )
-    if foreign is not None:
-        yield (
-            "toolkit",
-            f"it has its own CUDA toolkit in {foreign.folder}: {foreign.reason}",
-            "none; to make Tandem ignore this toolkit, set toolkit: false in group_vars/all.yml",
-        )
-
-
 def check_environment(facts, manager, python, question):
+    """Find what is missing for a new environment.
+
+    manager, python: the result of stacks.choose_environment.
+    """
     # Offline machines get python3-venv from the bundle.
     if manager == "venv" and not facts.python_venv and not question["offline"]:
         cause = "its python3 cannot create environments"
@@ -278,6 +279,7 @@ def check_environment(facts, manager, python, question):
             "set conda_installer in group_vars/all.yml: Miniforge, Miniconda or Anaconda, a file "
             "or a URL",
         )
+    # facts.conda: the Python of the installed conda. Online, conda downloads another Python.
     if manager == "conda" and question["offline"] and facts.conda not in (None, python):
         yield (
             "installer",
@@ -300,7 +302,7 @@ def check_held_kernel(facts, question):
     if facts.held_since is None:
         return
     days = int((facts.clock - facts.held_since) / 86400)
-    if days >= HELD_DAYS:
+    if days >= MAX_HELD_DAYS:
         yield (
             "kernel_held",
             f"kernel {facts.kernel} and its driver have been pinned for {days} days, and get "

@@ -109,7 +109,7 @@ NO_DRIVER = {
     **dict.fromkeys(("pending", "display_manager_active"), False),
     "uninstallable": {},
     "dkms": True,
-    "free": dict.fromkeys(driver.SPACE, 9e10),
+    "free": dict.fromkeys(driver.REQUIRED_BYTES, 9e10),
 }
 
 

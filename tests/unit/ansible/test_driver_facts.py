@@ -41,14 +41,14 @@ def says(monkeypatch):
 
 def test_packages_that_count_are_installed_whole(says):
     says("dpkg-query", DPKG)
-    assert collect.packages("6.1.0-31-amd64") == {
+    assert collect.list_installed("6.1.0-31-amd64") == {
         "packages": {"nvidia-smi": "535.261.03-1", "linux-image-amd64": "6.1.129-1"},
         "held": ["linux-image-amd64"],
         "transitional": {},
         "kernel_series": "amd64",
     }
     says("dpkg-query", NOBLE)
-    assert collect.packages()["transitional"] == {"nvidia-driver-550": "nvidia-driver-580"}
+    assert collect.list_installed()["transitional"] == {"nvidia-driver-550": "nvidia-driver-580"}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_kernels_series_is_that_of_the_metapackage_which_brings_it(
     hwe = line("generic-hwe-24.04", "6.14.0-33.33~24.04.1", "6.14.0-33")
     monkeypatch.setattr(collect.platform, "release", lambda: running)
     says("dpkg-query", line("generic", "6.8.0-86.87", "6.8.0-86") + hwe)
-    assert collect.packages(waiting)["kernel_series"] == series
+    assert collect.list_installed(waiting)["kernel_series"] == series
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_the_kernels_series_is_that_of_the_metapackage_which_brings_it(
     ],
 )  # fmt: skip
 def test_only_what_leads_to_another_branch_is_transitional(name, depends, leads):
-    assert bool(collect.leads_to(name, depends)) is leads
+    assert bool(collect.find_target(name, depends)) is leads
 
 
 def test_of_two_modules_the_newer_one_counts(says, monkeypatch):
@@ -94,9 +94,9 @@ def test_of_two_modules_the_newer_one_counts(says, monkeypatch):
     says("modinfo -k 5.10.0-35-amd64 -F version nvidia-legacy-390xx", "390.157")
     says("modinfo -k 5.10.0-35-amd64 -F version nvidia-tesla-470", "470.256.02")
     says("modinfo -k 6.1.0-31-amd64 -F version nvidia-current", "535.261.03")
-    assert collect.module("5.10.0-35-amd64") == "470.256.02"
-    assert collect.module("6.1.0-31-amd64") == "535.261.03"
-    assert collect.module("5.10.0-36-amd64") is None
+    assert collect.read_module_version("5.10.0-35-amd64") == "470.256.02"
+    assert collect.read_module_version("6.1.0-31-amd64") == "535.261.03"
+    assert collect.read_module_version("5.10.0-36-amd64") is None
 
 
 OLD, NEW = "535.261.03-1", "535.300.01-1"
@@ -155,24 +155,24 @@ def test_what_we_hold_is_no_reason_against_a_driver_and_what_is_missing_is(apt, 
     both = driver(NEW, "Filename: ./none.deb", "Size: 1")
     apt(driver(OLD, "Status: hold ok installed"), both)
     ours = pinned(tmp_path / "preferences.d/tandem-driver", OLD)
-    found = collect.archive(ours, simulate=True, installed=NOTHING)
+    found = collect.read_archive(ours, simulate=True, installed=NOTHING)
     assert found["offered"]["nvidia-kernel-dkms"] == NEW
     assert found["uninstallable"] == {} and collect.apt_broken() is None
     pinned(tmp_path / "preferences.d/theirs", OLD)
-    theirs = collect.archive(ours, simulate=False, installed=NOTHING)
+    theirs = collect.read_archive(ours, simulate=False, installed=NOTHING)
     assert theirs["offered"]["nvidia-kernel-dkms"] == OLD
     apt("", both.partition("\n\n")[2])  # Debian 12 without non-free-firmware
     missing = f"nvidia-kernel-dkms : Depends: firmware-nvidia-gsp (= {NEW}) "
-    found = collect.archive(ours, simulate=True, installed=NOTHING)
+    found = collect.read_archive(ours, simulate=True, installed=NOTHING)
     assert found["uninstallable"]["nvidia-kernel-dkms"].startswith(missing)
     pinned(tmp_path / "preferences.d/theirs", NEW, priority=-1)
-    assert collect.archive(ours, simulate=False, installed=NOTHING)["offered"] == {}
+    assert collect.read_archive(ours, simulate=False, installed=NOTHING)["offered"] == {}
 
 
 def test_what_broke_off_is_named_and_is_no_reason_against_a_driver(apt):
     unpacked = driver(OLD, "Status: install ok unpacked").partition("\n\n")[2]
     apt(unpacked, driver(OLD, "Filename: ./none.deb", "Size: 1"))
-    assert collect.archive("/none", simulate=True, installed=NOTHING)["uninstallable"] == {}
+    assert collect.read_archive("/none", simulate=True, installed=NOTHING)["uninstallable"] == {}
     said = collect.apt_broken()
     assert said.startswith(f"nvidia-kernel-dkms : Depends: firmware-nvidia-gsp (= {OLD})")
 
@@ -197,9 +197,9 @@ def test_the_plan_under_secure_boot_is_one_with_which_apt_builds_nothing(apt, mo
     # With the modules of one kernel alone, or with none, apt builds one: so the plan was before.
     for modules in ([f"linux-modules-nvidia-580-open-{KERNEL}"], []):
         assert "nvidia-dkms-580-open" in coming(*modules, "nvidia-driver-580-open")
-    found = collect.archive("/none", simulate=True, installed=ON_SERIES)
+    found = collect.read_archive("/none", simulate=True, installed=ON_SERIES)
     # What preflight judges by, which simulates nothing.
-    unsimulated = collect.archive("/none", simulate=False, installed=ON_SERIES)
+    unsimulated = collect.read_archive("/none", simulate=False, installed=ON_SERIES)
     assert unsimulated["prebuilt"].keys() == found["prebuilt"].keys()
     made = facts("ubuntu2404", ["5090"], kernel=KERNEL, secure_boot=True, **GDM)
     assert found["offered_transitional"]["nvidia-driver-570-open"] == "nvidia-driver-580-open"
@@ -218,7 +218,7 @@ def test_modules_that_are_older_than_the_driver_are_refused_under_secure_boot(ap
     index[f"linux-modules-nvidia-580-open-{KERNEL}"]["Depends"] = f"linux-image-{KERNEL}"
     index[f"linux-modules-nvidia-580-open-{SERIES}"].pop("Depends")
     apt("", fields(common | index) + DKMS)
-    found = collect.archive("/none", simulate=True, installed=ON_SERIES)
+    found = collect.read_archive("/none", simulate=True, installed=ON_SERIES)
     made = facts("ubuntu2404", ["5090"], kernel=KERNEL, secure_boot=True, **GDM)
     assert "apt would install dkms and nvidia-dkms-580-open" in refused(made | found, "cu132")
 
@@ -234,7 +234,7 @@ def test_modules_that_are_older_than_the_driver_are_refused_under_secure_boot(ap
 )  # fmt: skip
 def test_which_gcc_built_the_kernel(monkeypatch, line, major):
     monkeypatch.setattr(collect, "read", lambda path: f"Linux version {line}")
-    assert collect.kernel_compiler() == major
+    assert collect.read_kernel_compiler() == major
 
 
 def test_a_newer_kernel_waits_for_its_reboot(monkeypatch, tmp_path):
@@ -253,9 +253,9 @@ def test_a_newer_kernel_waits_for_its_reboot(monkeypatch, tmp_path):
 )
 def test_the_installers_own_log_has_its_version(monkeypatch, first_line, version):
     monkeypatch.setattr(collect, "read", lambda path: f"{first_line}\nNVIDIA Accelerated ...")
-    assert collect.runfile() == version
+    assert collect.read_runfile_version() == version
     monkeypatch.setattr(collect, "read", lambda path: None)
-    assert collect.runfile() is None
+    assert collect.read_runfile_version() is None
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_the_installers_own_log_has_its_version(monkeypatch, first_line, version
 )
 def test_the_display_manager_by_its_own_name(says, unit, loaded, active):
     says("systemctl show", f"Id={unit}\nLoadState={loaded}\nActiveState={active}\n")
-    assert collect.display_manager() == {
+    assert collect.find_display_manager() == {
         "display_manager": unit if loaded == "loaded" else None,
         "display_manager_active": active == "active",
     }
@@ -312,7 +312,7 @@ def test_what_belongs_to_a_desktop_goes_with_it_and_what_computes_never_does(
         for number, device in enumerate(devices):
             (tmp_path / pid / f"fd/{number}").symlink_to(f"/dev/{device}")
     monkeypatch.setattr(collect, "PROCESSES", f"{tmp_path}/[0-9]*")
-    found = collect.processes("sddm.service")
+    found = collect.list_processes("sddm.service")
     assert sorted(row["pid"] for row in found["displays"]) == [10, 11, 12, 13, 14]
     assert sorted(row["pid"] for row in found["gpu_processes"]) == [20, 21, 22, 23]
     assert found["seated"] == ["anna", "bela"]

@@ -196,7 +196,7 @@ def led(library):
 
 def by(names, version, release="debian12", **changes):
     """A machine whose driver is of these packages."""
-    state = dict.fromkeys(("driver", "driver_library", "module"), stacks.upstream(version))
+    state = dict.fromkeys(("driver", "driver_library", "module"), stacks.upstream_version(version))
     return facts(release, packages=dict.fromkeys(names, version), **{**state, **changes})
 
 

@@ -103,9 +103,11 @@ def test_facts_are_refused_or_planned_with(facts):
     network_faults.check_cluster(both)
     for wanted in ("auto", "cu102"):
         stack = refused_or(stacks.resolve, both, wanted, TABLE)
-        refused_or(stacks.expected, both, wanted, TABLE)
+        refused_or(stacks.predict_stack, both, wanted, TABLE)
         refused_or(toolkit.toolkit_plan, both, stack or STACK, WANTED, TABLE)
-        refused_or(stacks.python_for, stack or STACK, reading.known(known), "auto")
+        refused_or(
+            stacks.choose_environment, stack or STACK, reading.as_machine_facts(known), "auto"
+        )
     refused_or(wake.wake_record, known, "192.168.56.111", 22)
     if own is None:
         return
@@ -145,8 +147,8 @@ LISTING = json.dumps(
 # Of each filter that takes what a machine says: good arguments.
 ASKED = {
     "interface_facts": (IP, "eth0", "pc1"),
-    "connection_end": ("192.168.56.1 40310 192.168.56.111 22",),
-    "cut_off": (SOCKETS, "22", []),
+    "read_ssh_connection": ("192.168.56.1 40310 192.168.56.111 22",),
+    "find_cut_off_listeners": (SOCKETS, "22", []),
     "data_lack": (["x"], [["<f+++++++++ a"]], "Avail\n2000\n", "/nowhere", "/srv/tandem"),
     "data_loss": ("coco", LISTING, LISTING),
     "driver_outcome": (GOOD_FACTS, "No such device", {"rc": 0, "text": "580.126.20"}),
@@ -169,7 +171,7 @@ ASKED = {
     "share_options": ("smb", {"kernel": "6.1.0-1", "speed": 1000, "ids": "uid=1000(a) gid=7(a)"}),
     "share_refusal": ("nfs", "/x", MOUNT),
     "share_unit": ("/srv/tandem/data",),
-    "ssh_cut_off": (SSH, JOURNAL, ["10.0.0.0/24"], SETUP),
+    "find_cut_off_peers": (SSH, JOURNAL, ["10.0.0.0/24"], SETUP),
     "wake_fault": ("\tSupports Wake-on: pumbg\n\tWake-on: g\n",),
     "wake_verdict": ("\tSupports Wake-on: g\n\tWake-on: g\n", ["enabled", "active"], "{}", {}),
     "wrong_names": ("10.0.0.1 STREAM pc1\n", {"pc1": "10.0.0.1"}),
@@ -205,7 +207,7 @@ def test_what_a_program_printed_is_refused_or_read(data):
 def test_ansibles_own_facts_are_refused_or_read(setup, services):
     refused_or(firewall.container_bridges, setup)
     refused_or(firewall.interface_networks, setup, "10.0.0.1")
-    refused_or(firewall.ssh_cut_off, SSH, JOURNAL, [], setup)
+    refused_or(firewall.find_cut_off_peers, SSH, JOURNAL, [], setup)
     refused_or(firewall.other_firewall, services, UFW, CHAINS)
 
 
@@ -226,7 +228,7 @@ def test_host_keys_are_refused_or_written(said):
         assert all(len(line.split()) == 3 for line in text.splitlines())
     answer = said.get("reach_answer")
     if isinstance(answer, dict):  # Ansible's own, of which the message is ssh's
-        network_faults.set_aside({"inventory_hostname": "pc1", "reach_answer": answer})
+        network_faults.describe_skipped({"inventory_hostname": "pc1", "reach_answer": answer})
 
 
 @many(100)
@@ -273,7 +275,7 @@ def test_a_file_of_facts_is_refused_or_planned(tmp_path_factory, said, text):
     for written in (json.dumps(said), text):
         path.write_text(written, errors="surrogatepass")
         try:
-            dry.text(dry.rows(dry.read(path), TABLE, Path("/nowhere")))
+            dry.format_rows(dry.plan_rows(dry.read_facts_file(path), TABLE, Path("/nowhere")))
         except (PlanError, UserError) as error:
             assert str(error)
 

@@ -103,10 +103,10 @@ tcp LISTEN 0      511                *:8888             *:*    users:(("jupyter-
 
 def test_who_listens_and_will_be_cut_off_is_named():
     told = ["jupyter-lab (tcp 8888)", "smbd (tcp 445)", "the kernel (udp 2049)"]
-    assert firewall.cut_off(SOCKETS, "22", []) == told
+    assert firewall.find_cut_off_listeners(SOCKETS, "22", []) == told
     opened = [{"port": 445, "from": "192.168.56.0/24"}, {"port": 2049, "protocol": "udp"}]
-    assert firewall.cut_off(SOCKETS, "22", opened) == told[:1]
-    assert "sshd (tcp 22)" in firewall.cut_off(SOCKETS, "2222", [])
+    assert firewall.find_cut_off_listeners(SOCKETS, "22", opened) == told[:1]
+    assert "sshd (tcp 22)" in firewall.find_cut_off_listeners(SOCKETS, "2222", [])
 
 
 # As ss of iproute2 6.1 prints those that are established, and 4.15 with a blank less.
@@ -130,7 +130,7 @@ JOURNAL = r"""
 
 def test_who_comes_by_ssh_and_will_not_get_in_is_named():
     admitted = ["192.168.56.1", "192.168.56.0/24", "fe80::/64", ""]
-    found = firewall.ssh_cut_off(CONNECTED, JOURNAL, admitted, CARDS)
+    found = firewall.find_cut_off_peers(CONNECTED, JOURNAL, admitted, CARDS)
     assert found == {
         "peers": [
             "100.101.2.3 (CORP\\ben, 2026-10-19)",
@@ -141,13 +141,13 @@ def test_who_comes_by_ssh_and_will_not_get_in_is_named():
         "admin_cidrs": ["10.7.0.0/16", "100.101.2.3", "2001:db8::8"],
     }
     let_in = [*admitted, *found["admin_cidrs"]]
-    assert firewall.ssh_cut_off(CONNECTED, JOURNAL, let_in, CARDS)["peers"] == []
+    assert firewall.find_cut_off_peers(CONNECTED, JOURNAL, let_in, CARDS)["peers"] == []
 
 
 def test_a_network_that_is_not_private_is_not_proposed():
     """A machine that says that it is in 0.0.0.0/0 opens nothing by that."""
     wide = {"interfaces": ["a"], "a": {"ipv4": {"address": "10.7.0.5", "prefix": "0"}}}
-    found = firewall.ssh_cut_off("0 0 10.7.0.5:22 10.7.0.31:51234", "", [], wide)
+    found = firewall.find_cut_off_peers("0 0 10.7.0.5:22 10.7.0.31:51234", "", [], wide)
     assert found["admin_cidrs"] == ["10.7.0.31"]
 
 
@@ -160,12 +160,12 @@ def test_a_network_that_is_not_private_is_not_proposed():
     ],
 )
 def test_the_control_machine_is_who_connected(text, address, own, port):
-    found = firewall.connection_end(text)
-    assert found == {"address": address, "own": own, "ssh_port": port}
+    found = firewall.read_ssh_connection(text)
+    assert found == {"client": address, "server": own, "ssh_port": port}
 
 
 def test_sets_hold_no_overlaps_which_nftables_would_refuse():
-    sets = firewall.by_family(["192.168.56.0/24", "192.168.56.7", "fd00::1", ""])
+    sets = firewall.split_by_family(["192.168.56.0/24", "192.168.56.7", "fd00::1", ""])
     assert sets == {"ipv4": ["192.168.56.0/24"], "ipv6": ["fd00::1/128"]}
 
 

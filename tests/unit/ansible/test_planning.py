@@ -74,7 +74,7 @@ def test_all_that_the_modules_return_is_known(monkeypatch, capsys, tmp_path):
         words = json.dumps({"ANSIBLE_MODULE_ARGS": arguments}).encode()
         monkeypatch.setattr(basic, "_ANSIBLE_ARGS", words)
         module = load(f"ansible/library/{name}.py")
-        monkeypatch.setattr(module, "dead_sources", lambda: DEAD, raising=False)
+        monkeypatch.setattr(module, "find_dead_sources", lambda: DEAD, raising=False)
         with pytest.raises(SystemExit):
             module.main()
         said[name] = json.loads(capsys.readouterr().out)

@@ -58,7 +58,7 @@ def test_machines_of_child_groups_are_machines_of_the_cluster(tmp_path):
         ("pc1", "pc1", 2222),
         ("pc2", "192.168.56.112", 22),
     ]
-    assert (found[0].provisions, found[0].trains) == ("anna", "anna")
+    assert (found[0].provisioning_user, found[0].training_user) == ("anna", "anna")
     with pytest.raises(UserError, match=r"has no hosts in group \[cluster\]"):
         bootstrap.list_machines(inventory(tmp_path, "[others]\nprinter\n"), "all")
 
@@ -86,7 +86,7 @@ def test_the_play_gets_users_key_and_rule_and_no_password_on_its_command_line(ha
 )
 def test_who_trains_is_train_user_or_else_who_provisions(given, provisions, trains):
     found = bootstrap.make_machine("pc1", given)
-    assert (found.provisions, found.trains) == (provisions, trains)
+    assert (found.provisioning_user, found.training_user) == (provisions, trains)
     with pytest.raises(UserError):  # a template is no name
         bootstrap.make_machine("pc1", {**given, "train_user": "{{ x }}"})
 

@@ -61,7 +61,7 @@ FAULTS = {
     "python_new": machine("debian13", python="3.14.3"),
     "arch, unknown": machine(arch="riscv64"),
     "container": machine() | {"container": "docker"},
-    "no_python": structs.replace(reading.known(machine()), python=""),
+    "no_python": structs.replace(reading.as_machine_facts(machine()), python=""),
     "wsl": machine("ubuntu2404", kernel="5.15.167.4-microsoft-standard-WSL2"),
     "systemd": machine(systemd=False),
     "python": machine("ubuntu1804"),
@@ -274,9 +274,9 @@ def test_disks_for_whose_passphrase_a_boot_waits(line, waits, tmp_path, monkeypa
     (tmp_path / "crypttab").write_text(f"{line}\n")
     monkeypatch.setattr(facts, "CRYPTTAB", str(tmp_path / "crypttab"))
     monkeypatch.setattr(facts, "CLEVIS", str(tmp_path / "clevis"))
-    assert facts.boot_passphrases() == waits
+    assert facts.list_boot_passphrases() == waits
     (tmp_path / "clevis").touch()
-    assert facts.boot_passphrases() == []
+    assert facts.list_boot_passphrases() == []
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_only_a_kernel_that_is_held_grows_old(names, kernel, tmp_path, monkeypat
     facts = load("ansible/library/machine_facts.py")
     (tmp_path / "held").write_text("\n".join(["libcuda1", *names.split(), ""]))
     monkeypatch.setattr(facts, "HOLDS", str(tmp_path / "held"))
-    assert (facts.held_since() is not None) is kernel
+    assert (facts.read_held_since() is not None) is kernel
 
 
 # Lines of the kernels of Ubuntu 18.04 (4.15) to Debian 13 (6.12), and NVIDIA's of 410 to 580.
@@ -314,7 +314,7 @@ def test_a_card_of_virtual_machines_is_none_of_this_ones(tmp_path, monkeypatch):
     (tmp_path / "prime").write_text("on-demand\n")
     monkeypatch.setattr(facts, "DEVICES", f"{tmp_path}/0*")
     monkeypatch.setattr(facts, "PRIME", str(tmp_path / "prime"))
-    found = facts.gpus()
+    found = facts.list_gpus()
     assert [card["device"] for card in found["gpus"]] == ["1e07", "4680"]
     assert (found["passed_through"], found["prime"]) == (["2204"], "on-demand")
 
@@ -323,9 +323,9 @@ def test_a_card_of_virtual_machines_is_none_of_this_ones(tmp_path, monkeypatch):
 def test_nvidias_errors_are_read_from_the_kernels_log_by_whichever_way_is_open(monkeypatch, way):
     facts = load("ansible/library/machine_facts.py")
     monkeypatch.setattr(facts, "output", lambda *argv, **_: LOG if argv[0] == way else None)
-    assert facts.logged_xids() == [31, 79]
+    assert facts.list_logged_xids() == [31, 79]
     monkeypatch.setattr(facts, "output", lambda *argv, **_: None)
-    assert facts.logged_xids() == []
+    assert facts.list_logged_xids() == []
 
 
 def test_apt_itself_says_which_source_is_dead(tmp_path, monkeypatch):
@@ -344,16 +344,16 @@ def test_apt_itself_says_which_source_is_dead(tmp_path, monkeypatch):
     own = f'Dir::Etc::sourcelist "/dev/null"; Dir::Etc::sourceparts "{parts}";'
     own += ' Acquire::http::Proxy "DIRECT"; APT::Sandbox::User "root";'
     monkeypatch.setattr(facts, "ASK_SOURCES", facts.ASK_SOURCES + own)
-    assert facts.dead_sources() == []  # no source answers
+    assert facts.find_dead_sources() == []  # no source answers
     (parts / "alive.list").write_text(f"deb [trusted=yes] {address}/alive stable main\n")
     dead = {"source": f"{address}/gone focal", "file": f"{parts}/gone.list", "unsigned": False}
-    assert facts.dead_sources() == [dead]
+    assert facts.find_dead_sources() == [dead]
     # Unsigned, and of no suite, as NVIDIA's.
     (tmp_path / "web/flat").mkdir()
     (tmp_path / "web/flat/Release").write_text("Suite: stable\n")
     (parts / "unsigned.list").write_text(f"deb {address}/flat /\n")
     flat = {"source": f"{address}/flat", "file": f"{parts}/unsigned.list", "unsigned": True}
-    assert sorted(facts.dead_sources(), key=str) == sorted([dead, flat], key=str)
+    assert sorted(facts.find_dead_sources(), key=str) == sorted([dead, flat], key=str)
     server.shutdown()
 
 
@@ -422,5 +422,5 @@ def test_the_drivers_library_is_found_in_the_folder_of_the_processor(monkeypatch
     monkeypatch.setattr(collect.platform, "machine", lambda: architecture)
     monkeypatch.setattr(collect.os.path, "realpath", lambda path: links.get(path, path))
     monkeypatch.setattr(collect.os.path, "exists", lambda path: path in links.values())
-    monkeypatch.setattr(collect, "logged_xids", list)
-    assert collect.driver()["driver_library"] == "580.95.05"
+    monkeypatch.setattr(collect, "list_logged_xids", list)
+    assert collect.read_loaded_driver()["driver_library"] == "580.95.05"

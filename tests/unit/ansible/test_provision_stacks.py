@@ -31,7 +31,7 @@ PREFLIGHT = yaml.safe_load((ROOT / "ansible/roles/preflight/vars/main.yml").read
 @pytest.mark.parametrize("name", CARDS)
 def test_auto_takes_the_projects_stack_up_to_turing_else_the_newest(name):
     device, generation, sm = CARDS[name]
-    row = stacks.generation(device, TABLE)
+    row = stacks.find_generation(device, TABLE)
     assert (row["name"], row["sm"]) == (generation, sm)
     for release in sorted(set(RELEASES) - {"ubuntu1804", "ubuntu1804hwe"}):
         chosen = stacks.resolve([machine(release, [device])], "auto", TABLE)
@@ -61,23 +61,28 @@ def test_a_card_that_no_stack_has_code_for_takes_no_part(device):
     chosen = stacks.resolve([beside, office], "auto", TABLE)
     assert (
         chosen["name"] == "cu132"
-        and f"node2's {stacks.generation(device, TABLE)['name']}" in (chosen["reason"])
+        and f"node2's {stacks.find_generation(device, TABLE)['name']}" in (chosen["reason"])
     )
-    assert [row["sm"] for _, row in stacks.known_gpus(reading.known(beside), TABLE)] == [86]
+    assert [row["sm"] for _, row in stacks.known_gpus(reading.as_machine_facts(beside), TABLE)] == [
+        86
+    ]
 
 
 def test_gpus_says_how_many_cards_take_part():
     volta, blackwell = machine(cards=["1db4"]), machine(cards=["2b85"], host="node2")
     with pytest.raises(PlanError):
         stacks.resolve([volta, blackwell], "auto", TABLE)
-    without = {**volta, "gpus_counted": reading.counted("0", "node1")}
+    without = {**volta, "gpus_counted": reading.read_gpu_count("0", "node1")}
     assert stacks.resolve([without, blackwell], "auto", TABLE)["name"] == "cu132"
     both = machine(cards=["1b06", "2204"])
-    one, both = reading.known({**both, "gpus_counted": 1}), reading.known(both)
+    one, both = (
+        reading.as_machine_facts({**both, "gpus_counted": 1}),
+        reading.as_machine_facts(both),
+    )
     assert stacks.known_gpus(one, TABLE) == stacks.known_gpus(both, TABLE)[:1]
     for wrong in ("-1", "two", 1.5):
         with pytest.raises(PlanError):
-            reading.counted(wrong, "node1")
+            reading.read_gpu_count(wrong, "node1")
 
 
 def test_where_cards_are_a_machine_that_is_off_blocks_auto():
@@ -127,11 +132,14 @@ def test_every_way_to_the_kept_file_is_the_same(tmp_path):
 def test_one_machine_is_judged_by_the_stack_of_all():
     turing, office = machine(cards=["1e07"]), machine("ubuntu2204", host="node2")
     members, both = ["node1", "node2"], [turing, office]
-    assert stacks.expected(both, "auto", TABLE, members) == "cu102"
+    assert stacks.predict_stack(both, "auto", TABLE, members) == "cu102"
     # Not known yet, kept or named: nothing is foretold.
-    assert stacks.expected([turing], "auto", TABLE, members) == "auto"
-    assert stacks.expected(both, "auto", TABLE, members, {"stack": "cu126", "path": "x"}) == "auto"
-    assert stacks.expected(both, "cu132", TABLE, members) == "cu132"
+    assert stacks.predict_stack([turing], "auto", TABLE, members) == "auto"
+    assert (
+        stacks.predict_stack(both, "auto", TABLE, members, {"stack": "cu126", "path": "x"})
+        == "auto"
+    )
+    assert stacks.predict_stack(both, "cu132", TABLE, members) == "cu132"
 
 
 def test_preflight_asks_an_office_pc_by_the_stack_of_all(tmp_path):
@@ -166,7 +174,10 @@ def test_auto_prefers_a_stack_that_the_installed_driver_runs(driver, stack):
 )
 def test_python(release, stack, manager, expected):
     row = dict(TABLE["rows"][stack], name=stack)
-    assert stacks.python_for(row, reading.known(machine(release)), manager) == expected
+    assert (
+        stacks.choose_environment(row, reading.as_machine_facts(machine(release)), manager)
+        == expected
+    )
 
 
 @pytest.mark.parametrize("name", TABLE["rows"])

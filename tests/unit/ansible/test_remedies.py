@@ -172,7 +172,7 @@ def test_a_setting_that_a_refusal_names_is_not_set_already_and_helps(name, facts
 def test_what_removes_a_driver_leaves_what_containers_need():
     """`apt-get purge '*nvidia*' NAME+` keeps NAME: tried by apt's own simulation."""
     there = ("nvidia-driver-535", "nvidia-container-toolkit", "libnvidia-container1", "gcc")
-    facts = reading.known(machine(packages=dict.fromkeys(there, "1")))
+    facts = reading.as_machine_facts(machine(packages=dict.fromkeys(there, "1")))
     kept = "libnvidia-container1+ nvidia-container-toolkit+"
     assert driver.removal_command(facts, "package") == f"sudo apt-get purge '*nvidia*' {kept}"
     assert driver.removal_command(facts, "runfile") == "sudo nvidia-uninstall"

@@ -129,7 +129,7 @@ def test_a_full_disk_is_not_called_a_broken_package(tmp_path, monkeypatch):
 def present(toolkit, src, sha256=None, check_mode=False):
     params = {"toolkit": str(toolkit), "name": "nccl", "src": str(src)}
     params["sha256"] = sha256 or digest(src)
-    return archive.present(SimpleNamespace(params=params, check_mode=check_mode))["changed"]
+    return archive.ensure_present(SimpleNamespace(params=params, check_mode=check_mode))["changed"]
 
 
 def test_present_is_what_its_record_says_and_the_disk_has(toolkit, tmp_path):
@@ -169,7 +169,8 @@ def test_a_kill_in_the_middle_is_finished_by_the_next_run_or_taken_out(
         replace(source, target)
 
     monkeypatch.setattr(archive.os, "replace", killed)
-    monkeypatch.setattr(archive, "clean", lambda folder: None)  # a kill cleans nothing up
+    # A kill deletes nothing.
+    monkeypatch.setattr(archive, "delete_temporary_folders", lambda folder: None)
     with pytest.raises(KeyboardInterrupt):
         archive.install(str(toolkit), "cudnn", str(src), digest(src))
     monkeypatch.undo()
@@ -209,7 +210,7 @@ def test_a_kill_during_a_change_of_versions_loses_no_file_of_either(
     def killed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(archive, "delete", killed)
+    monkeypatch.setattr(archive, "delete_files", killed)
     with pytest.raises(KeyboardInterrupt):
         archive.install(str(toolkit), "cudnn", str(new), digest(new))
     monkeypatch.undo()

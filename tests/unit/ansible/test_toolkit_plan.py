@@ -80,7 +80,7 @@ PLANS = {
 def shown(made):
     lines = []
     for host, rows in made.items():
-        kit, found, apex = rows["toolkit"], rows["found"], rows["apex"]
+        kit, found, apex = rows["toolkit"], rows["foreign"], rows["apex"]
         names = kit and " ".join(part["name"] for part in kit["parts"])
         lines.append(f"{host} toolkit: {kit and kit['folder']} {names or ''}".rstrip())
         for name, row in (("found", found), ("apex", apex)):
@@ -132,7 +132,7 @@ def test_dry_provision_prints_the_whole_list(path, tmp_path):
     expected = EXPECTED / f"{path.stem}.txt"
     right = f"right? then: make dry-provision FACTS={path.relative_to(ROOT)} > {expected}"
     try:
-        printed = dry.text(dry.rows(dry.read(path), TABLE, tmp_path))
+        printed = dry.format_rows(dry.plan_rows(dry.read_facts_file(path), TABLE, tmp_path))
     except PlanError as error:
         printed = f"tandem: {error}"
     else:
@@ -183,7 +183,7 @@ def test_nvcc_of_a_toolkit_is_asked_for_its_version(tmp_path, monkeypatch):
     (tmp_path / "cuda-12.6/.tandem/cuda").touch()
     (tmp_path / "cuda-samples").mkdir()
     found = {f"{tmp_path}/cuda-{n}": None for n in ("10.1", "9.0")}
-    assert facts.toolkits() == {**found, f"{tmp_path}/cuda-10.2": "10.2.89"}
+    assert facts.find_toolkits() == {**found, f"{tmp_path}/cuda-10.2": "10.2.89"}
 
 
 def test_the_settings_of_the_driver_are_those_that_its_role_documents():
@@ -208,10 +208,10 @@ def test_a_setting_without_a_value_is_the_default(tmp_path, capsys, nothing):
     """`driver_version:` in group_vars/all.yml, or driver_version= in a machine's line."""
     names = [row.name for row in dry.driver.SETTINGS.values()]
     names += ["toolkit", "apex", "apex_extensions", "env_manager"]
-    settings = {**dry.settings(), **dict.fromkeys(names, nothing)}
+    settings = {**dry.read_settings(), **dict.fromkeys(names, nothing)}
     (entry,) = json.loads((ROOT / "examples/machines/2080ti-ubuntu2204.json").read_text())
-    as_by_default = dry.rows([{**entry, "settings": dry.settings()}], TABLE, tmp_path)
-    assert dry.rows([{**entry, "settings": settings}], TABLE, tmp_path) == as_by_default
+    as_by_default = dry.plan_rows([{**entry, "settings": dry.read_settings()}], TABLE, tmp_path)
+    assert dry.plan_rows([{**entry, "settings": settings}], TABLE, tmp_path) == as_by_default
     assert driver_result.power_plan("node1", nothing, nothing, "")["watts"] == 0
 
 
