@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, defstruct, field
 
-from boundary.schema import Integer, Number, Text, matching
+from boundary.schema import Integer, Number, Text, UnixTime, matching
 
 MAX_PRINTED = 1 << 22  # characters of the output of one program
 Printed = Annotated[str, Meta(max_length=MAX_PRINTED)]
@@ -175,7 +175,7 @@ class MachineFacts(PlanFacts, frozen=True, kw_only=True):
     memory: Integer  # bytes
     hostname: Text
     ufw_conf: Text  # the content of /etc/ufw/ufw.conf
-    clock: Number  # Unix seconds
+    clock: UnixTime
     # When role driver last changed its holds, in Unix seconds; None if it holds no kernel.
     held_since: Number | None
     disks: dict[Text, Disk]  # by folder

@@ -36,6 +36,7 @@ Text = Annotated[str, Meta(max_length=LENGTH)]
 Integer = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
 Count = Annotated[int, Meta(ge=0, le=LARGEST)]
 Number = Annotated[float, Meta(gt=-(2.0**63), lt=2.0**63)]
+UnixTime = Annotated[float, Meta(ge=0, lt=253402300800)]  # seconds; datetime knows no year 10000
 Port = Annotated[int, Meta(ge=1, lt=1 << 16)]
 Sha256 = Annotated[str, matching("[0-9a-f]{64}")]
 
