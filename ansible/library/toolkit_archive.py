@@ -298,7 +298,8 @@ def main():
     except OSError as error:
         if error.errno == errno.ENOSPC:
             module.fail_json(
-                msg="There is not enough space in %s for %s: make room, and run again." % (params["toolkit"], params["name"])
+                msg="There is not enough space in %s for %s: make room, and run again."
+                % (params["toolkit"], params["name"])
             )
         module.fail_json(msg="%s could not be used: %s." % (params["src"], error))
 
