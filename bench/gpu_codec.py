@@ -1,7 +1,7 @@
 """What `ef` costs on this machine's GPU: rows of `make bench-gpu`, bench/performance.md.
 
-The codec alone: each stage of a bucket, as four machines have it. And whole steps by DDP with the
-trainer's exchange, where sleep stands in for a link of 1 Gbit/s: all is done but what a card sends.
+One measurement is of the codec alone: each stage of a bucket, as four machines have it. The other
+is of whole steps with DDP and the exchange, where sleep stands in for sending at 1 Gbit/s.
 """
 
 from __future__ import annotations
@@ -20,13 +20,19 @@ from tandem.sync import Topology, carrier, feedback, make
 from trainer.models import build
 
 RANKS = 4
-LINK = 117.5e6  # bytes/s of payload at 1 Gbit/s: by the headers of TCP and Ethernet
-TURN = 0.16e-3  # s, a turn of Gloo's over loopback: measured, without a switch
+LINK = 117.5e6  # bytes/s at 1 Gbit/s without the headers of TCP and Ethernet
+TURN = 0.16e-3  # s; Gloo takes this long for a turn over loopback, without a switch
 MACHINES = Topology(tuple(range(RANKS)), 0)
 
 
-def seconds(call, device, repeats):
-    """Of one call, in the mean, everything on the device done."""
+def finish(device):
+    """Wait until everything on the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def mean_seconds(call, device, repeats):
+    """Return the mean seconds of a call, after three calls that are not counted."""
     for _ in range(3):
         call()
     finish(device)
@@ -37,51 +43,51 @@ def seconds(call, device, repeats):
     return (time.perf_counter() - begin) / repeats
 
 
-def finish(device):
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def codec(device, scale):
-    """Rows for each strategy: the stages of a bucket, by plain operations and fused."""
+def measure_codec(device, scale):
+    """Yield a row for each strategy: the time of each stage of a bucket. On a GPU, also with
+    Triton's fused kernels."""
     for spec in SHOWN:
-        for fused in (False, True)[: 1 + (device.type == "cuda")]:
-            values = parse(spec).rule.bucket_mb * MIB // 4
-            spent = {
-                name: f"{seconds(call, device, scale.repeats) * 1e6:.0f} µs"
-                for name, call in bucket_work(spec, RANKS, values, device, fused).items()
-            }
-            stages = ", ".join(f"{name} {one}" for name, one in spent.items())
-            name = f"{spec}{', fused' * fused}, a bucket of {parse(spec).rule.bucket_mb} MiB"
-            yield [f"{name}, {RANKS} machines", stages]
+        bucket_mb = parse(spec).rule.bucket_mb
+        for fused in (False, True) if device.type == "cuda" else (False,):
+            stages = bucket_work(spec, RANKS, bucket_mb * MIB // 4, device, fused)
+            times = ", ".join(
+                f"{name} {mean_seconds(stage, device, scale.repeats) * 1e6:.0f} µs"
+                for name, stage in stages.items()
+            )
+            title = f"{spec}{', fused' if fused else ''}, a bucket of {bucket_mb} MiB"
+            yield [f"{title}, {RANKS} machines", times]
 
 
-def asleep(parts, group, ranks=None):
-    """In the place of all_to_all: as long as a link of 1 Gbit/s takes; what was sent comes back."""
+def sleep_instead(parts, group, ranks=None):
+    """Stand in for all_to_all: take as long as a link of 1 Gbit/s, and return what was sent."""
     sent = carrier.to_host(parts)
     time.sleep((len(parts) - 1) * (TURN + parts.shape[1] / LINK))
     return sent.to(parts.device, non_blocking=True)
 
 
-def linked(device, scale):
-    """A row for each of two strategies: steps with the exchange, beside steps without one."""
-    for spec in ("ef:3:peak", "ef:5:peak"):
-        yield linked_by(spec, device, scale)
-
-
-def linked_by(spec, device, scale):
+def measure_links(device, scale):
+    """Yield a row for each of two strategies: the step time with its exchange, and without."""
     model, size, batch = scale.models[0]
-    net = build(model, 10, size).to(device)
-    images, classes = torch.randn(batch, 3, size, size, device=device), torch.arange(batch) % 10
-    classes, sync = classes.to(device), make(spec)
+    images = torch.randn(batch, 3, size, size, device=device)
+    classes = (torch.arange(batch) % 10).to(device)
 
-    def step(called):
+    def step(net):
         net.zero_grad(set_to_none=True)
         with torch.autocast(device.type, torch.bfloat16):
-            loss = cross_entropy(called(images), classes)
+            loss = cross_entropy(net(images), classes)
         loss.backward()
 
-    alone = seconds(lambda: step(net), device, scale.steps)
+    for spec in ("ef:3:peak", "ef:5:peak"):
+        net = build(model, 10, size).to(device)
+        alone = mean_seconds(lambda net=net: step(net), device, scale.steps)
+        together = seconds_with_exchange(net, spec, step, device, scale.steps)
+        name = f"{model}, {batch} x {size} px, bf16, {spec}, 1 Gbit/s played by sleep"
+        yield [name, f"{together:.3f} s a step, {alone:.3f} without: {alone / together:.2f}"]
+
+
+def seconds_with_exchange(net, spec, step, device, steps):
+    """Return the mean step time of a model with DDP and a strategy's exchange."""
+    sync = make(spec)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         ddp = DistributedDataParallel(
@@ -89,18 +95,16 @@ def linked_by(spec, device, scale):
         )
         sync.setup(device, MACHINES)
         ddp.register_comm_hook(None, lambda _, bucket: sync.hook(bucket))
-        step(ddp)  # an exact sum: DDP orders its buckets
+        step(ddp)  # with an exact sum, because DDP orders its buckets in the first step
 
-        def exchanged():
+        def step_with_exchange():
             sync.begin(1.0, False)
             step(ddp)
 
         with (
-            mock.patch.object(carrier, "all_to_all", asleep),
-            mock.patch.object(feedback, "all_to_all", asleep),
+            mock.patch.object(carrier, "all_to_all", sleep_instead),
+            mock.patch.object(feedback, "all_to_all", sleep_instead),
         ):
-            together = seconds(exchanged, device, scale.steps)
+            return mean_seconds(step_with_exchange, device, steps)
     finally:
         dist.destroy_process_group()
-    name = f"{model}, {batch} x {size} px, bf16, {spec}, 1 Gbit/s played by sleep"
-    return [name, f"{together:.3f} s a step, {alone:.3f} without: {alone / together:.2f}"]

@@ -1,9 +1,11 @@
-"""Training loops beside which `make bench-gpu` puts ours: contenders with the same model,
-optimizer, batch and precision. Written against the public interfaces of torch, torchvision and
-timm; nothing of theirs is copied.
+"""The training loops that `make bench-gpu` compares, with the same model, optimizer, batch and
+precision. Those of torchvision and timm are written against public interfaces.
+
+A contender has a `name`. `synthetic` gives it the batch of all its steps, and `step` makes one.
 """
 
 import contextlib
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
@@ -14,6 +16,7 @@ from contract.options import Options
 from tandem.clock import Clock
 from trainer.build import build_job, build_materials
 from trainer.data.batch import MEAN, STD, Batch
+from trainer.data.folder import ImageFolder
 from trainer.decide import decide
 from trainer.step import rebuild_buckets, train_step
 from trainer.world import start
@@ -22,22 +25,29 @@ LR = 0.01
 AUTOCAST = {"bf16": torch.bfloat16, "O1": torch.float16}
 
 
+@dataclass(frozen=True)
 class Setting:
-    """One row's model and how it is computed; `data`: the generated images."""
+    """One row's model and how it is computed. `data`: the folder of generated images; `size`:
+    pixels of a side."""
 
-    def __init__(self, device, data, model, size, batch, precision, channels_last, compiled):
-        self.device, self.data, self.model = device, data, model
-        self.size, self.batch, self.precision = size, batch, precision
-        self.channels_last, self.compiled = channels_last, compiled
+    device: torch.device
+    data: ImageFolder
+    model: str
+    size: int
+    batch: int
+    precision: str
+    channels_last: bool
+    compiled: bool
 
     def __str__(self):
         shape = "channels last" if self.channels_last else "contiguous"
-        return f"{self.model} {self.size} px, batch {self.batch}, {self.precision}, {shape}" + (
-            ", compiled" if self.compiled else ""
-        )
+        compiled = ", compiled" if self.compiled else ""
+        model = f"{self.model} {self.size} px, batch {self.batch}"
+        return f"{model}, {self.precision}, {shape}{compiled}"
 
     def pixels(self):
-        """A batch as our loader gives it: uint8 (n, 3, size, size), channels last; targets."""
+        """Return (images, targets) as our loader does: uint8 (n, 3, size, size), channels last,
+        and int64 (n); in pinned memory for a GPU."""
         draw = torch.Generator().manual_seed(0)
         shape = (self.batch, self.size, self.size, 3)
         images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=draw).permute(0, 3, 1, 2)
@@ -47,6 +57,8 @@ class Setting:
 
 
 class Tandem:
+    """The trainer's own step."""
+
     name = "Tandem"
 
     def __init__(self, setting):
@@ -71,12 +83,12 @@ class Tandem:
 
 
 class Bare:
-    """The loop that one writes by hand: no figures, no loader, no rescue."""
+    """The shortest loop in plain torch: it measures nothing, and catches no errors."""
 
     name = "bare torch"
 
     def __init__(self, setting):
-        self.setting, device = setting, setting.device
+        device = setting.device
         model = getattr(torchvision.models, setting.model)(num_classes=len(setting.data.classes))
         shape = torch.channels_last if setting.channels_last else torch.contiguous_format
         self.shape, self.device = shape, device
@@ -119,8 +131,8 @@ class Bare:
 
 
 class TorchvisionLike(Bare):
-    """As torchvision's reference for classification: floats are made by the loader's processes, and
-    loss and accuracy are read in each step."""
+    """As torchvision's reference script for classification: images come from the loader as
+    normalised floats, and each step reads its loss and accuracy."""
 
     name = "torchvision's reference loop"
 
@@ -145,8 +157,7 @@ class TorchvisionLike(Bare):
 
 
 class TimmLike(Bare):
-    """With timm's optimizer and scaler, as its train script puts them together; written from its
-    documentation."""
+    """With timm's optimizer and scaler, as its training script combines them."""
 
     name = "timm's loop"
 
@@ -164,15 +175,14 @@ class TimmLike(Bare):
         self.native = timm.utils.NativeScaler() if setting.precision == "O1" else None
 
     def update(self, loss):
+        self.optimizer.zero_grad()
         if self.native is None:
-            self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
         else:
-            self.optimizer.zero_grad()
             self.native(loss, self.optimizer, parameters=self.model.parameters())
 
 
 def contenders():
-    """Ours first."""
+    """Return the classes, ours first. timm's is left out where timm is not installed."""
     return [Tandem, Bare, TorchvisionLike, *([TimmLike] if find_spec("timm") else [])]

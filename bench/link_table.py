@@ -1,11 +1,17 @@
-"""What the bench of slow links found, as JSON, as a page and as a picture in docs/."""
+"""Write what the bench of slow links measured: docs/slow-links.json, slow-links.md and a picture.
+`python -m bench.link_table` writes the page again, with today's formula of the plan.
+
+A row is a dict: one strategy on one kind of link (`row_of`). Times are without dilation.
+"""
 
 import json
 import os
 import statistics
 import textwrap
+from functools import partial
 from pathlib import Path
 
+from bench import markdown
 from bench.slow_links import ALONE, BACKWARD, FORWARD
 from contract import strategies
 from contract.strategies import MIB, Payload
@@ -14,199 +20,159 @@ from report.published_speeds import PARAMETERS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 RECORD = DOCS / "slow-links.json"
-BEGIN, END = "<!-- made by make bench -->", "<!-- end -->"
-AGREEMENT = "<!-- agreement, by python -m bench.link_table -->"
-WHOLE = "<!-- a whole run, by make bench -->"
-BUSY = 0.7  # share of the cores; beyond it a cell says more of them than of the link
-HEADS = (
-    *("machines", "link", "SYNC", "a step", "efficiency", "sent a step"),
-    *("planned", "off by", "dilation"),
-)
+PAGE = Path(__file__).with_name("slow-links.md")
+END = "<!-- end -->"
+BUSY = 0.7  # share of this machine's cores; beyond it a row depends on the cores, not on the link
+NEAR = 0.97  # of the best efficiency: a strategy that has this is as good as the fastest
 
 
-def payload(strategy):
-    """Of ResNet-50's gradients, in the strategy's buckets."""
+def payload_of(strategy):
+    """Return ResNet-50's gradients, in the strategy's buckets."""
     return Payload(4 * PARAMETERS["resnet50"], strategy.rule.bucket_mb * MIB)
 
 
-def planned(sync, nodes, mbit, alone):
-    """Seconds a step that `make plan` foresees, where each machine by itself takes `alone`."""
-    strategy = strategies.parse(sync)
-    rate = formulas.goodput(mbit)
-    return alone + formulas.sync_wait(strategy, nodes, payload(strategy), rate, BACKWARD)
+def planned_seconds(sync, nodes, mbit, alone):
+    """Return the step time that `make plan` predicts. `alone`: the step time of one machine."""
+    strategy, rate = strategies.parse(sync), formulas.goodput(mbit)
+    return alone + formulas.sync_wait(strategy, nodes, payload_of(strategy), rate, BACKWARD)
 
 
-def row(case, pairs):
-    """One line of the table, of (baseline, strategy) as they were seen one after the other."""
+def row_of(case, pairs):
+    """Return a Case's row. `pairs`: Measurements of (baseline, case), made one after the other."""
     strategy = strategies.parse(case.sync)
     alone = statistics.median(baseline.seconds for baseline, _ in pairs)
-    seconds = statistics.median(measured.seconds for _, measured in pairs)
-    foreseen = planned(case.sync, case.nodes, case.mbit, alone)
+    seconds, sent, busy = (
+        statistics.median(getattr(measured, name) for _, measured in pairs)
+        for name in ("seconds", "sent", "busy")
+    )
+    planned = planned_seconds(case.sync, case.nodes, case.mbit, alone)
     return {
-        "nodes": case.nodes,
-        "mbit": case.mbit,
-        "sync": case.sync,
-        "seconds": round(seconds, 4),
-        "alone": round(alone, 4),
-        "efficiency": round(statistics.median(b.seconds / s.seconds for b, s in pairs), 3),
-        "sent": round(statistics.median(measured.sent for _, measured in pairs)),
-        "formula": round(strategy.bytes_per_step(case.nodes, payload(strategy))),
-        "planned": round(foreseen, 4),
-        "error": round(foreseen / seconds - 1, 3),
-        "busy": round(statistics.median(measured.busy for _, measured in pairs), 2),
-        "dilation": case.dilation,
-        "pairs": len(pairs),
+        **{"nodes": case.nodes, "mbit": case.mbit, "sync": case.sync},
+        **{"seconds": round(seconds, 4), "alone": round(alone, 4)},
+        "efficiency": round(statistics.median(b.seconds / m.seconds for b, m in pairs), 3),
+        "sent": round(sent),
+        "formula": round(strategy.bytes_per_step(case.nodes, payload_of(strategy))),
+        **{"planned": round(planned, 4), "error": round(planned / seconds - 1, 3)},
+        **{"busy": round(busy, 2), "dilation": case.dilation, "pairs": len(pairs)},
     }
 
 
-def rows(rounds):
-    """`rounds`: each a mapping of Case to Seen. The baseline of a case has its number of machines
-    and its dilation."""
+def rows_of(rounds):
+    """Return the rows of all cases. `rounds`: a list of {Case: Measurement}. A case's baseline is
+    of the same round, number of machines and dilation."""
     pairs = {}
     for results in rounds:
+        baselines = {(c.nodes, c.dilation): m for c, m in results.items() if c.sync == ALONE}
         for case, measured in results.items():
-            alike = (
-                own
-                for other, own in results.items()
-                if other.sync == ALONE
-                and (other.nodes, other.dilation) == (case.nodes, case.dilation)
-            )
             if case.sync != ALONE:
-                pairs.setdefault(case, []).append((next(alike), measured))
-    return [row(case, own) for case, own in pairs.items()]
+                baseline = baselines[case.nodes, case.dilation]
+                pairs.setdefault(case, []).append((baseline, measured))
+    return [row_of(case, case_pairs) for case, case_pairs in pairs.items()]
 
 
 def link(mbit):
     return f"{mbit / 1000:g} Gbit/s" if mbit >= 1000 else f"{mbit:g} Mbit/s"
 
 
-def cells(row):
-    return (
-        str(row["nodes"]),
-        link(row["mbit"]),
-        f"`{row['sync']}`",
-        f"{row['seconds']:.3f} s",
-        f"{row['efficiency']:.2f}",
-        f"{row['sent'] / 1e6:.2f} MB",
-        f"{row['planned']:.3f} s",
-        f"{row['error']:+.0%}",
-        str(row["dilation"]),
-    )
+def step_table(rows):
+    """Return the table of the page."""
+    head = ["machines", "link", "SYNC", "a step", "efficiency", "sent a step"]
+    cells = [
+        [f"{row['nodes']}", link(row["mbit"]), f"`{row['sync']}`", f"{row['seconds']:.3f} s",
+         f"{row['efficiency']:.2f}", f"{row['sent'] / 1e6:.2f} MB", f"{row['planned']:.3f} s",
+         f"{row['error']:+.0%}", f"{row['dilation']}"]
+        for row in rows
+    ]  # fmt: skip
+    return markdown.table([*head, "planned", "off by", "dilation"], cells)
 
 
-def page(table):
-    lines = [HEADS, ["---"] * len(HEADS), *map(cells, table)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def planned_slowdown(row):
+    """Return by how much today's plan has a row's step longer than a step of one machine, whose
+    time differs between the rows of a link."""
+    return planned_seconds(row["sync"], row["nodes"], row["mbit"], row["alone"]) / row["alone"]
 
 
-def agreement(table):
-    """How today's plan fares against the table: one entry a cell, but for those of busy cores.
+def agreement(rows):
+    """Compare today's plan with the rows whose cores were not busy.
 
-    `median`, `greatest`: of what the plan is off by, without its sign. `found`: on how many of the
-    `links` the strategy that the plan has for the fastest is within 3 % of the fastest measured.
-    """
-    quiet = [row for row in table if row["busy"] <= BUSY]
-    off = [abs(plan_of(row) / row["seconds"] - 1) for row in quiet]
+    Return a dict. `cells`: number of rows; `median`, `greatest`: of the absolute relative errors of
+    the plan; `links`: number of kinds of links; `chosen`: {(nodes, mbit): (row that the plan has
+    for the fastest, row that was the fastest)}; `found`: on how many links the former is as good as
+    the latter."""
+    quiet = [row for row in rows if row["busy"] <= BUSY]
+    errors = [abs(planned_slowdown(row) * row["alone"] / row["seconds"] - 1) for row in quiet]
     by_link = {}
     for row in quiet:
         by_link.setdefault((row["nodes"], row["mbit"]), []).append(row)
     chosen = {
-        key: (min(cells, key=plan_by_itself), max(cells, key=lambda row: row["efficiency"]))
-        for key, cells in by_link.items()
+        key: (min(candidates, key=planned_slowdown), max(candidates, key=lambda r: r["efficiency"]))
+        for key, candidates in by_link.items()
     }
-    matches = [
-        best["efficiency"] >= 0.97 * fastest["efficiency"] for best, fastest in chosen.values()
-    ]
     return {
-        "cells": len(off),
-        "median": statistics.median(off),
-        "greatest": max(off),
-        "found": sum(matches),
-        "links": len(matches),
+        "cells": len(errors),
+        "median": statistics.median(errors),
+        "greatest": max(errors),
+        "found": sum(p["efficiency"] >= NEAR * f["efficiency"] for p, f in chosen.values()),
+        "links": len(chosen),
         "chosen": chosen,
     }
 
 
-def plan_of(row):
-    return planned(row["sync"], row["nodes"], row["mbit"], row["alone"])
-
-
-def plan_by_itself(row):
-    """Times one machine's seconds: cells of one link have baselines of their own."""
-    return plan_of(row) / row["alone"]
-
-
-def sentences(table):
-    """The result of `agreement`, for the page."""
-    fit = agreement(table)
+def agreement_text(rows):
+    """Return the result of `agreement` for the page."""
+    fit = agreement(rows)
     lines = [
         f"Over the {fit['cells']} cells of the table, by today's formula, the plan's seconds a "
         f"step are off by {fit['median']:.1%} in the median and {fit['greatest']:.1%} at most. "
         "What it has for the fastest is within 3 % of the fastest on "
         f"{fit['found']} of {fit['links']} links:"
     ]
-    for (nodes, mbit), (best, fastest) in fit["chosen"].items():
+    for (nodes, mbit), (planned, fastest) in fit["chosen"].items():
         lines.append(
-            f"- {nodes} machines, {link(mbit)}: planned `{best['sync']}`, whose efficiency was "
-            f"{best['efficiency']:.2f}; the fastest was `{fastest['sync']}`, "
+            f"- {nodes} machines, {link(mbit)}: planned `{planned['sync']}`, whose efficiency was "
+            f"{planned['efficiency']:.2f}; the fastest was `{fastest['sync']}`, "
             f"{fastest['efficiency']:.2f}."
         )
-    return "\n".join(filler(line) for line in lines)
+    return fill(lines)
 
 
-def filler(line):
-    return textwrap.fill(
-        line, 100, subsequent_indent="  " if line.startswith("- ") else "", break_on_hyphens=False
-    )
+def fill(lines):
+    """Join paragraphs and list entries, in lines of at most 100 characters."""
+    indents = ("  " if line.startswith("- ") else "" for line in lines)
+    wrap = partial(textwrap.fill, width=100, break_on_hyphens=False)
+    return "\n".join(wrap(line, subsequent_indent=i) for line, i in zip(lines, indents))
 
 
-def picture(table):
-    """Horizontal bars of efficiency, one for each line of the table."""
-    high, left, wide = 22, 230, 420
+def picture(rows):
+    """Draw a horizontal bar of efficiency for each row, as an SVG."""
+    bar_height, left, width = 22, 230, 420
     marks = []
-    for number, row in enumerate(table):
-        top = 30 + number * high
+    for number, row in enumerate(rows):
+        top = 30 + number * bar_height
         name = f"{row['sync']}, {row['nodes']} x {link(row['mbit'])}"
-        length = wide * min(1.0, row["efficiency"])
+        length = width * min(1.0, row["efficiency"])
         marks += [
             f'<text x="{left - 8}" y="{top + 12}" text-anchor="end">{name}</text>',
             f'<rect x="{left}" y="{top}" width="{length:.0f}" height="16" fill="#2a6f97"/>',
             f'<text x="{left + length + 6:.0f}" y="{top + 12}">{row["efficiency"]:.2f}</text>',
         ]
     title = "s/step without communication / s/step: 1 is N times one machine"
-    box = f'viewBox="0 0 700 {40 + len(table) * high}"'
+    box = f'viewBox="0 0 700 {40 + len(rows) * bar_height}"'
     style = 'font-family="sans-serif" font-size="12"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {box} {style} role="img">'
     back = '<rect width="100%" height="100%" fill="white"/>'
     return f'{head}\n{back}\n<text x="8" y="18">{title}</text>\n' + "\n".join(marks) + "\n</svg>\n"
 
 
-def write(rounds):
-    """Into docs/: what the machine was, and all cells so far, beside those of earlier benches."""
-    table = merge(read_rows(), rows(rounds))
-    document = {
-        **json.loads(RECORD.read_text()),
-        "forward": FORWARD,
-        "backward": BACKWARD,
-        "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 1),
-        "rows": table,
-    }
-    RECORD.write_text(json.dumps(document, indent=1) + "\n")
-    (DOCS / "images/slow-links.svg").write_text(picture(table))
-    onto_page(table)
-    return table
-
-
 def describe_run(case, run, alone):
-    """A run with its warm-up as measured, by the plan, and by one machine that trains on as many
-    images: seconds from its first step to the beginning of its last."""
-    strategy = strategies.parse(case.sync)
+    """Return a dict on a whole run with its warm-up: seconds from its first step to the beginning
+    of its last, as measured, by the plan, and of one machine that trains on as many images."""
     exact = round(case.warmup * (case.steps + 1) / case.epochs)
-    step, warm = (
-        planned(sync, case.nodes, case.mbit, alone) for sync in (case.sync, strategies.EXACT)
+    step, warm_step = (
+        planned_seconds(sync, case.nodes, case.mbit, alone)
+        for sync in (case.sync, strategies.EXACT)
     )
-    mean = strategies.Phases(case.steps, exact).mean(strategy, step, warm)
+    mean = strategies.Phases(case.steps, exact).mean(strategies.parse(case.sync), step, warm_step)
     return {
         **{"nodes": case.nodes, "mbit": case.mbit, "sync": case.sync},
         **{"optimizer": case.optimizer, "dilation": case.dilation},
@@ -216,18 +182,8 @@ def describe_run(case, run, alone):
     }
 
 
-def write_run(run):
-    """A whole run into docs/, in the place of an earlier one with this optimizer."""
-    document = json.loads(RECORD.read_text())
-    known = {other["optimizer"]: other for other in document.get("whole", [])}
-    known[run["optimizer"]] = run
-    document["whole"] = [known[optimizer] for optimizer in sorted(known, reverse=True)]
-    RECORD.write_text(json.dumps(document, indent=1) + "\n")
-    onto_page(document["rows"])
-
-
-def run_sentences(runs):
-    """On whole runs, for the page."""
+def run_text(runs):
+    """Return the whole runs for the page."""
     lines = [
         f"- `{run['sync']}` with {run['optimizer']}, {run['nodes']} machines on "
         f"{link(run['mbit'])}, {run['steps']} steps, {run['exact'] or 'none'} of them exact: "
@@ -237,36 +193,42 @@ def run_sentences(runs):
         f"{run['dilation']}; load of this machine {run['load']}, cores busy {run['busy']:.0%})."
         for run in runs
     ]
-    return "\n".join(filler(line) for line in lines)
+    return fill(lines)
 
 
-def read_rows():
-    """The rows of docs/slow-links.json."""
-    return json.loads(RECORD.read_text())["rows"]
+def write_rows(rounds):
+    """Record new rows in place of earlier ones with the same link and strategy. Return all rows:
+    many machines, fast links and efficient strategies first."""
+    record = json.loads(RECORD.read_text())
+    rows = [*record["rows"], *rows_of(rounds)]
+    rows = list({(row["nodes"], row["mbit"], row["sync"]): row for row in rows}.values())
+    rows.sort(key=lambda row: (-row["nodes"], -row["mbit"], -row["efficiency"]))
+    machine = {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
+    write({**record, "forward": FORWARD, "backward": BACKWARD, **machine, "rows": rows})
+    (DOCS / "images/slow-links.svg").write_text(picture(rows))
+    return rows
 
 
-def merge(old, new):
-    """`new` rows, and those of `old` that are of other cells: many machines, fast links and the
-    most efficient first."""
-    by_cell = {(row["nodes"], row["mbit"], row["sync"]): row for row in [*old, *new]}
-    return sorted(
-        by_cell.values(), key=lambda row: (-row["nodes"], -row["mbit"], -row["efficiency"])
-    )
+def write_run(run):
+    """Record a whole run in place of an earlier one with the same optimizer."""
+    record = json.loads(RECORD.read_text())
+    by_optimizer = {other["optimizer"]: other for other in record.get("whole", [])}
+    by_optimizer[run["optimizer"]] = run
+    whole = [by_optimizer[optimizer] for optimizer in sorted(by_optimizer, reverse=True)]
+    write({**record, "whole": whole})
 
 
-def onto_page(table):
-    path = Path(__file__).with_name("slow-links.md")
-    text = path.read_text()
-    whole = run_sentences(json.loads(RECORD.read_text()).get("whole", []))
-    parts = {BEGIN: page(table), AGREEMENT: sentences(table), WHOLE: whole}
-    for begin, content in parts.items():
-        before, _, rest = text.partition(begin)
-        after = rest.partition(END)[2]
-        text = f"{before}{begin}\n{content}\n{END}{after}"
-    path.write_text(text)
+def write(record):
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    for begin, text in (
+        ("<!-- made by make bench -->", step_table(record["rows"])),
+        ("<!-- agreement, by python -m bench.link_table -->", agreement_text(record["rows"])),
+        ("<!-- a whole run, by make bench -->", run_text(record.get("whole", []))),
+    ):
+        markdown.replace_part(PAGE, begin, END, text)
 
 
 if __name__ == "__main__":
-    measured = read_rows()
-    onto_page(measured)
-    print(sentences(measured))
+    written = json.loads(RECORD.read_text())
+    write(written)
+    print(agreement_text(written["rows"]))

@@ -1,4 +1,4 @@
-"""The accuracy study's ranks of one process do what processes over Gloo do."""
+"""Test that the accuracy study's threads train as processes over Gloo do."""
 
 import functools
 import hashlib
@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bench.accuracy import one_process, study
+from bench.accuracy import one_process
 from contract.options import Options
 from tandem.sync import feedback
 from tests.trainer_ranks import run_ranks
@@ -16,8 +16,8 @@ from trainer.world import start
 WORLD = 3
 
 
-def trained(spec, warmup, rank):
-    """A digest of the weights that this rank ends with, and the weights."""
+def train_rank(spec, warmup, rank):
+    """Train. Return (a digest of the weights that this rank ends with, the weights)."""
     torch.manual_seed(0)
     images = torch.randint(0, 256, (60, 3, 8, 8), dtype=torch.uint8)
     classes = torch.arange(60) % 5
@@ -29,42 +29,41 @@ def trained(spec, warmup, rank):
         sync=spec, epochs=2, warmup_epochs=warmup, per_node_batch_size=4, lr=0.1, seed=3, ema=0.9
     )
     data = one_process.Images(images, classes, images, classes)
-    mine = one_process.Rank(options, data, net, WORLD, steps_per_epoch=8)
-    mine.train()
+    one_process.Rank(options, data, net, WORLD, steps_per_epoch=8).train()
     weights = torch.cat([weight.detach().reshape(-1) for weight in net.parameters()])
     return hashlib.sha256(weights.numpy().tobytes()).hexdigest(), weights.tolist()
 
 
-def as_process(spec, warmup):
+def process_main(spec, warmup):
     start(Options(sync=spec))
-    one_process.own.rank = dist.get_rank()
-    return trained(spec, warmup, dist.get_rank())
+    one_process.current.rank = dist.get_rank()
+    return train_rank(spec, warmup, dist.get_rank())
 
 
-def both(spec, warmup):
-    """(digest, weights) of each rank, as processes and as threads."""
-    processes = run_ranks([1] * WORLD, as_process, spec, warmup)
-    before = torch.get_num_threads()
+def train_both_ways(spec, warmup):
+    """Return what train_rank returned for each rank: (of processes, of threads)."""
+    processes = run_ranks([1] * WORLD, process_main, spec, warmup)
+    thread_count = torch.get_num_threads()
     torch.set_num_threads(1)  # as each process has
     try:
         with one_process.wired():
-            function = functools.partial(trained, spec, warmup)
+            function = functools.partial(train_rank, spec, warmup)
             return processes, one_process.run_ranks(WORLD, function)
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(thread_count)
 
 
 @pytest.mark.parametrize("spec", ["ef:3", "ef:5:own"])
 def test_threads_train_to_the_same_bits_as_processes(spec):
-    processes, threads = both(spec, 0.0)
+    processes, threads = train_both_ways(spec, 0.0)
     assert [digest for digest, _ in threads] == [digest for digest, _ in processes]
 
 
 def test_sums_in_another_order_are_as_near_as_they_round():
-    """Gloo's ring adds in the order of its own; so it does in warm-up."""
-    for (_, own), (_, other) in zip(*both("fp16", 0.25)):
-        own, other = torch.tensor(own), torch.tensor(other)
-        assert float((own - other).norm() / other.norm()) < 0.01
+    """Gloo's ring sums fp16, and the exact steps of a warm-up, in its own order."""
+    for (_, weights), (_, others) in zip(*train_both_ways("fp16", 0.25)):
+        weights, others = torch.tensor(weights), torch.tensor(others)
+        assert float((weights - others).norm() / others.norm()) < 0.01
 
 
 def test_a_rank_that_fails_ends_the_others():
@@ -77,41 +76,26 @@ def test_a_rank_that_fails_ends_the_others():
         one_process.run_ranks(WORLD, rank_main)
 
 
-def exact_steps(monkeypatch, **more):
-    """Of 8 steps of `ef:5`, which were summed exactly."""
-    told = []
-    before = feedback.ErrorFeedback.begin
+@pytest.mark.parametrize(("sync_warmup", "count"), [(None, 0), (0.0, 0), (0.25, 2), (0.75, 6)])
+def test_as_many_steps_are_exact_as_sync_warmup_says(monkeypatch, sync_warmup, count):
+    exact_steps = []
+    begin = feedback.ErrorFeedback.begin
 
-    def told_before(self, scale, exact):
-        told.append(exact)
-        before(self, scale, exact)
+    def recording_begin(self, scale, exact):
+        exact_steps.append(exact)
+        begin(self, scale, exact)
 
-    monkeypatch.setattr(feedback.ErrorFeedback, "begin", told_before)
-    options = Options(sync="ef:5", epochs=1, per_node_batch_size=4, **more)
+    monkeypatch.setattr(feedback.ErrorFeedback, "begin", recording_begin)
+    lengths = {"epochs": 1, "warmup_epochs": 0.5, "sync_warmup": sync_warmup}
+    options = Options(sync="ef:5", per_node_batch_size=4, **lengths)
     images, classes = torch.zeros(8, 3, 8, 8, dtype=torch.uint8), torch.arange(8) % 5
     data = one_process.Images(images, classes, images, classes)
 
     def rank_main(rank):
         net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 5))
-        mine = one_process.Rank(options, data, net, 2, steps_per_epoch=8)
-        mine.train()
+        one_process.Rank(options, data, net, 2, steps_per_epoch=8).train()
 
     with one_process.wired():
         one_process.run_ranks(2, rank_main)
-    return told[::2]
-
-
-@pytest.mark.parametrize(("sync_warmup", "count"), [(None, 0), (0.0, 0), (0.25, 2), (0.75, 6)])
-def test_as_many_steps_are_exact_as_sync_warmup_says(monkeypatch, sync_warmup, count):
-    told = exact_steps(monkeypatch, warmup_epochs=0.5, sync_warmup=sync_warmup)
-    assert told == [True] * count + [False] * (8 - count)
-
-
-def test_a_line_that_was_broken_off_is_run_again_and_spoils_none(tmp_path):
-    lines = tmp_path / "lines.jsonl"
-    whole = '{"sync": "ef:5", "seed": 7, "epochs": 4, "lr": 0.2, "task": 3, "top1": 0.5}'
-    lines.write_text(f'{whole}\n{{"sync": "ef:5", "se')
-    assert study.Case("ef:5", 7, 4) in study.results(study.known(lines))
-    assert not study.ends_whole(lines)
-    lines.write_text(f"{whole}\n")
-    assert study.ends_whole(lines)
+    # Both ranks record each step, one after the other.
+    assert exact_steps[::2] == [True] * count + [False] * (8 - count)

@@ -1,18 +1,17 @@
-"""Ranks as threads of one process, one at a time: training with the classes of tandem/sync.
+"""Train with several ranks in one process: each rank is a thread, and one thread runs at a time.
 
-A stand-in for the trainer where hundreds of short runs are compared: its strategies, optimizer,
-schedule, order of images, EMA and model are the trainer's own; torch.distributed, DDP's buckets and
-the threads behind an exchange (tandem/sync/carrier.py) are replaced by what stands here. What
-travels is coded, swapped, summed and decoded as over a network: a test compares the sums with those
-of processes over Gloo, to the bit.
+The study compares hundreds of short runs, for which processes would take too long. Strategies,
+optimizer, schedule, order of images, EMA and model are the trainer's own. This file replaces
+torch.distributed, DDP's buckets and the threads of an exchange (tandem/sync/carrier.py). Gradients
+are coded, exchanged, summed and decoded as over a network: test_one_process.py compares the sums
+with those of processes over Gloo, to the bit. Read Wire first, then run_ranks and Rank.
 """
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -24,64 +23,68 @@ from torch.nn import functional
 from contract.options import Options
 from tandem import sync as strategies_of_ranks
 from tandem.sync import allreduce, feedback
-from tandem.sync.codec import CODECS, Codec, Operations, learn
+from tandem.sync.codec import Operations, learn
 from trainer.data.batch import Normalise
 from trainer.data.loader import epoch_order
 from trainer.ema import Ema
 from trainer.optim import build_optimizer, learning_rate
 
-own = threading.local()  # `rank` and `wire` of each thread
+current = threading.local()  # `rank` and `wire` of the running thread
 
 
 class Wire:
-    """What ranks send one another. The thread that runs holds `turn`; it lets go where it waits."""
+    """Carries tensors between the ranks. The running thread holds `turn`, and releases it only in
+    `wait`, so no other state needs a lock. `backwards`: sums begin with the last rank."""
 
     def __init__(self, world: int, backwards: bool = False) -> None:
         self.world = world
-        self.order = range(world)[:: -1 if backwards else 1]  # of all sums
+        self.summing_order = range(world)[:: -1 if backwards else 1]
         self.turn = threading.Condition()
-        self.mail: dict[tuple[int, int], list[torch.Tensor]] = {}
-        self.given: dict[int, torch.Tensor] = {}
-        self.taken = 0
-        self.broken = False
+        self.mail: dict[tuple[int, int], list[torch.Tensor]] = {}  # by (sender, receiver)
+        # The running all-reduce: the tensor of each rank, and how many ranks have the result.
+        self.summands: dict[int, torch.Tensor] = {}
+        self.finished_ranks = 0
+        self.failed = False
 
     def size(self) -> int:
-        """As a process group has it."""
+        """Return the number of ranks, as a process group does."""
         return self.world
 
     def wait(self, ready: Callable[[], bool]) -> None:
+        """Let other ranks run until `ready`. Raise RuntimeError if a rank has failed."""
         while not ready():
-            if self.broken:
+            if self.failed:
                 raise RuntimeError("another rank has failed")
             self.turn.wait()
 
-    def send(self, tensor: torch.Tensor, to: int) -> None:
-        self.mail.setdefault((own.rank, to), []).append(tensor.clone())
+    def send(self, tensor: torch.Tensor, receiver: int) -> None:
+        self.mail.setdefault((current.rank, receiver), []).append(tensor.clone())
         self.turn.notify_all()
 
-    def receive(self, tensor: torch.Tensor, source: int) -> None:
-        self.wait(lambda: bool(self.mail.get((source, own.rank))))
-        tensor.copy_(self.mail[source, own.rank].pop(0))
+    def receive(self, tensor: torch.Tensor, sender: int) -> None:
+        self.wait(lambda: bool(self.mail.get((sender, current.rank))))
+        tensor.copy_(self.mail[sender, current.rank].pop(0))
 
     def all_reduce(self, tensor: torch.Tensor, join: Callable[..., object]) -> None:
-        """In place, in the tensors' own precision."""
-        self.wait(lambda: own.rank not in self.given)
-        self.given[own.rank] = tensor.clone()
+        """Reduce in place, in the tensor's own precision. `join`: torch.add or torch.maximum."""
+        # A fast rank may begin its next sum before all ranks have the result of this one.
+        self.wait(lambda: current.rank not in self.summands)
+        self.summands[current.rank] = tensor.clone()
         self.turn.notify_all()
-        self.wait(lambda: len(self.given) == self.world)
-        first, *others = self.order
-        tensor.copy_(self.given[first])
+        self.wait(lambda: len(self.summands) == self.world)
+        first, *others = self.summing_order
+        tensor.copy_(self.summands[first])
         for rank in others:
-            join(tensor, self.given[rank], out=tensor)
-        self.taken += 1
-        if self.taken == self.world:
-            self.taken = 0
-            self.given.clear()
+            join(tensor, self.summands[rank], out=tensor)
+        self.finished_ranks += 1
+        if self.finished_ranks == self.world:
+            self.finished_ranks = 0
+            self.summands.clear()
             self.turn.notify_all()
 
 
 class Done:
-    """A torch.distributed.Work, whose `wait` does it."""
+    """Stands in for torch.distributed.Work. The work is done in `wait`."""
 
     def __init__(self, work: Callable[[], None], result: list[torch.Tensor] | None = None) -> None:
         self.work, self.result = work, result
@@ -97,8 +100,8 @@ class Done:
 
 
 class Carrier:
-    """In the place of tandem/sync/carrier.py's: all stages at once, where a job is handed over.
-    What an exchange brings is the same whenever it is done between there and its `wait`."""
+    """Stands in for the Carrier of tandem/sync/carrier.py, whose threads work in the background.
+    This one does all stages of a job at once in `start`, which does not change the result."""
 
     device = torch.device("cpu")
 
@@ -111,6 +114,7 @@ class Carrier:
     @torch.no_grad()
     def start(self, job: Any, result: torch.futures.Future, after: None = None) -> None:
         for stage in self.stages:
+            # A stage that sends also takes a process group.
             job = stage.work(job, *((None,) if stage.sends else ()))
         result.set_result(job)
 
@@ -119,48 +123,48 @@ def _all_reduce(
     tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: object = None, async_op: bool = False
 ) -> Any:
     join = torch.maximum if op == dist.ReduceOp.MAX else torch.add
-    done = Done(lambda: own.wire.all_reduce(tensor, join), [tensor])
+    done = Done(lambda: current.wire.all_reduce(tensor, join), [tensor])
     return done if async_op else done.wait()
 
 
 def _isend(tensor: torch.Tensor, peer: int, group: object = None) -> Done:
-    own.wire.send(tensor, peer)
+    current.wire.send(tensor, peer)
     return Done(lambda: None)
 
 
 def _irecv(tensor: torch.Tensor, peer: int, group: object = None) -> Done:
-    return Done(lambda: own.wire.receive(tensor, peer))
+    return Done(lambda: current.wire.receive(tensor, peer))
 
 
 @contextmanager
 def wired():
-    """Within, torch.distributed is the wire of the thread that asks."""
-    here: dict[str, Any] = {"all_reduce": _all_reduce, "isend": _isend, "irecv": _irecv}
-    here["get_rank"] = lambda *_: own.rank
-    here["get_world_size"] = lambda *_: own.wire.world
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.multiple(dist, **here))
-        stack.enter_context(mock.patch.object(feedback, "Carrier", Carrier))
-        # Codes arrive as they are: compressed or not, they are the same to the bit.
-        stack.enter_context(mock.patch.object(feedback, "can_compress", lambda: False))
-        group = mock.patch.object(allreduce, "_get_default_group", lambda: own.wire)
-        stack.enter_context(group)
+    """Replace torch.distributed by the running thread's Wire, within a `with` block."""
+    functions: dict[str, Any] = {"all_reduce": _all_reduce, "isend": _isend, "irecv": _irecv}
+    functions["get_rank"] = lambda *_: current.rank
+    functions["get_world_size"] = lambda *_: current.wire.world
+    with (
+        mock.patch.multiple(dist, **functions),
+        mock.patch.object(feedback, "Carrier", Carrier),
+        # Compression loses nothing, so it would only cost time.
+        mock.patch.object(feedback, "can_compress", lambda: False),
+        mock.patch.object(allreduce, "_get_default_group", lambda: current.wire),
+    ):
         yield
 
 
 def run_ranks(world: int, function: Callable[[int], Any], backwards: bool = False) -> list[Any]:
-    """`function(rank)` of each rank; the first one's exception. Within `wired`. `backwards`: sums
-    begin with the last rank."""
-    wire, results, failed = Wire(world, backwards), [None] * world, []
+    """Return [function(rank) for each rank], within `wired`. If ranks fail, raise the exception of
+    the first of them. `backwards`: as of Wire."""
+    wire, results, errors = Wire(world, backwards), [None] * world, []
 
     def rank_main(rank: int) -> None:
-        own.rank, own.wire = rank, wire
+        current.rank, current.wire = rank, wire
         with wire.turn:
             try:
                 results[rank] = function(rank)
             except BaseException as error:
-                failed.append(error)
-                wire.broken = True
+                errors.append(error)
+                wire.failed = True
             wire.turn.notify_all()
 
     threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(world)]
@@ -168,17 +172,27 @@ def run_ranks(world: int, function: Callable[[int], Any], backwards: bool = Fals
         thread.start()
     for thread in threads:
         thread.join()
-    if failed:
-        raise failed[0]
+    if errors:
+        raise errors[0]
     return results
 
 
 @dataclass(frozen=True)  # no tuple, for which torch's hooks have another way
 class Bucket:
-    """A torch.distributed.GradBucket that holds all there is, in DDP's order: the last first."""
+    """Stands in for torch.distributed.GradBucket. One bucket has all gradients, in DDP's order:
+    those of the last parameter first. `flat`: all gradients in one dimension."""
 
     weights: list[torch.Tensor]
     flat: torch.Tensor
+
+    @classmethod
+    def of(cls, weights: list[torch.Tensor]) -> Bucket:
+        return cls(weights, torch.cat([weight.grad.reshape(-1) for weight in weights]))
+
+    def write_gradients(self) -> None:
+        """Make the values of `flat` the weights' gradients."""
+        for weight, gradient in zip(self.weights, self.gradients()):
+            weight.grad.copy_(gradient)
 
     def parameters(self) -> list[torch.Tensor]:
         return self.weights
@@ -193,13 +207,13 @@ class Bucket:
         return True
 
     def gradients(self) -> list[torch.Tensor]:
-        parts = self.flat.split([one.numel() for one in self.weights])
-        return [part.view(one.shape) for part, one in zip(parts, self.weights)]
+        parts = self.flat.split([weight.numel() for weight in self.weights])
+        return [part.view(weight.shape) for part, weight in zip(parts, self.weights)]
 
 
 @dataclass
 class Images:
-    """uint8 (n, 3, h, w) and classes (n)."""
+    """Images are uint8 (n, 3, height, width), classes int64 (n)."""
 
     train: torch.Tensor
     train_classes: torch.Tensor
@@ -208,24 +222,24 @@ class Images:
 
 
 class StepLengths:
-    """How far Adam moves by coded sums, compared with the exact sums of the same gradients.
+    """Compares Adam's steps by coded sums with those by the exact sums of the same gradients.
 
-    A step is m / (sqrt(v) + eps), before it is multiplied by the learning rate and without the
-    decay of weights. Lengths are added up over the run, times the learning rate of their step.
+    A step is m / (sqrt(v) + eps), without the learning rate and the decay of weights. The norm of
+    each step, times its learning rate, is added to the run's length.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         group = optimizer.param_groups[0]
         self.betas, self.eps = group["betas"], group["eps"]
         self.steps = 0
-        self.moments: dict[str, list[torch.Tensor]] = {}
-        # `along`: of the coded step, its part in the direction of the exact one.
+        self.moments: dict[str, list[torch.Tensor]] = {}  # m and v of "coded" and of "exact"
+        # `along`: the part of the coded step in the direction of the exact step.
         self.lengths = {"coded": 0.0, "exact": 0.0, "along": 0.0}
 
     def add(self, lr: float, coded: torch.Tensor, exact: torch.Tensor) -> None:
-        """Count a step that has these sums."""
+        """Add the steps that Adam makes of these sums."""
         self.steps += 1
-        steps = {}
+        steps: dict[str, torch.Tensor] = {}
         for name, sums in (("coded", coded), ("exact", exact)):
             first, second = self.moments.setdefault(name, [torch.zeros_like(sums) for _ in "mv"])
             first.lerp_(sums, 1 - self.betas[0])
@@ -236,92 +250,76 @@ class StepLengths:
         self.lengths["along"] += lr * float(steps["coded"] @ steps["exact"] / steps["exact"].norm())
 
     def ratios(self) -> dict[str, float]:
-        """Lengths relative to those of the exact steps."""
-        exact = self.lengths["exact"]
-        names = {"step_length": "coded", "step_along": "along"}
-        return {key: round(self.lengths[name] / exact, 5) for key, name in names.items()}
+        """Return the lengths relative to that of the exact steps, by their name in runs.jsonl."""
+        coded, exact, along = (self.lengths[name] for name in ("coded", "exact", "along"))
+        return {"step_length": round(coded / exact, 5), "step_along": round(along / exact, 5)}
 
 
 @dataclass
 class Rank:
-    """One rank's training. `options` are the trainer's, with per_node_batch_size of one rank."""
+    """Trains one rank. `options`: the trainer's, with one rank's batch in per_node_batch_size.
+    `matches_variance`: exact steps adjust the distance of ef's levels."""
 
     options: Options
     images: Images
     model: torch.nn.Module
     world: int
     steps_per_epoch: int
-    start_levels: int | None = None  # of ef's codec while the learning rate rises
-    level_step: float = 0.0  # of ef's codec, unless 0
-    matches_variance: bool = False  # exact steps adjust the distance of ef's levels
+    matches_variance: bool = False
 
     def __post_init__(self) -> None:
         self.model.train()
         self.batch = self.options.per_node_batch_size
-        self.whole = self.batch * self.world
-        self.optimizer = build_optimizer(self.model, self.options, self.whole)
+        self.total_batch = self.batch * self.world
+        self.optimizer = build_optimizer(self.model, self.options, self.total_batch)
         self.normalise = Normalise(torch.device("cpu"), torch.float32, torch.channels_last)
         self.parameters = list(self.model.parameters())[::-1]
         self.passes, self.order = 0, torch.zeros(0, dtype=torch.int64)
-        self.sync = self._set_up() if self.world > 1 else None
+        self.sync: Any = None
+        if self.world > 1:
+            ranks, family = range(self.world), self.options.family
+            spec = strategies_of_ranks.effective_spec(self.options.sync, ranks, family)
+            self.sync = strategies_of_ranks.make(spec)
+            self.sync.setup(torch.device("cpu"))
         coded = isinstance(self.sync, feedback.ErrorFeedback)
         adam = self.options.optimizer == "adamw"
         self.step_lengths = StepLengths(self.optimizer) if coded and adam else None
         self.compared_steps = 0  # exact steps that compared coded with exact sums
-        average = own.rank == 0 and self.options.ema
-        self.ema = Ema(self.model.state_dict(), self.options.ema) if average else None
+        has_average = current.rank == 0 and self.options.ema
+        self.ema = Ema(self.model.state_dict(), self.options.ema) if has_average else None
 
-    def _set_up(self) -> Any:
-        nodes = range(self.world)
-        family = self.options.family
-        effective_spec = strategies_of_ranks.effective_spec(self.options.sync, nodes, family)
-        sync = strategies_of_ranks.make(effective_spec)
-        sync.setup(torch.device("cpu"))
-        if self.level_step:
-            self._code_by(sync, replace(sync.codec, step=self.level_step))
-        return sync
-
-    @staticmethod
-    def _code_by(sync: Any, codec: Codec) -> None:
-        sync.codec, sync.coding = codec, Operations(codec)
-
-    def take(self) -> torch.Tensor:
-        """Indices of this rank's images of the next step; a pass over all begins anew where one
-        has ended, whatever the trainer's epochs are here."""
-        while len(self.order) < self.whole:
-            count = len(self.images.train)
-            more = epoch_order(count, self.options.seed, self.passes)
-            self.order, self.passes = torch.cat([self.order, more]), self.passes + 1
-        begin = own.rank * self.batch
-        mine = self.order[begin : begin + self.batch]
-        self.order = self.order[self.whole :]
-        return mine
+    def take_indices(self) -> torch.Tensor:
+        """Return the indices of this rank's images of the next step. A pass over all images begins
+        where one has ended, also within an epoch of the options."""
+        while len(self.order) < self.total_batch:
+            shuffled = epoch_order(len(self.images.train), self.options.seed, self.passes)
+            self.order, self.passes = torch.cat([self.order, shuffled]), self.passes + 1
+        begin = current.rank * self.batch
+        indices = self.order[begin : begin + self.batch]
+        self.order = self.order[self.total_batch :]
+        return indices
 
     def train(self) -> torch.Tensor:
-        """Mean loss of the last tenth of the steps."""
-        total, losses = self.options.epochs * self.steps_per_epoch, []
-        for step in range(total):
-            losses.append(self.step(step))
+        """Make all steps. Return the mean loss of the last tenth of them."""
+        total = self.options.epochs * self.steps_per_epoch
+        losses = [self.step(number) for number in range(total)]
         return torch.stack(losses[-total // 10 :]).mean()
 
-    def step(self, step: int) -> torch.Tensor:
-        lr = learning_rate(self.options, step, self.steps_per_epoch, self.whole)
+    def step(self, number: int) -> torch.Tensor:
+        """Make a step. Return the loss of this rank's images."""
+        lr = learning_rate(self.options, number, self.steps_per_epoch, self.total_batch)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         if self.sync is not None:
             # As in trainer/train.py.
-            exact = step < self.options.exact_epochs * self.steps_per_epoch
+            exact = number < self.options.exact_epochs * self.steps_per_epoch
             # Steps 1, 2, 4, 8, ... check the distance of the levels again.
-            compares = self.matches_variance and (exact or (step + 1) & step == 0)
+            compares = self.matches_variance and (exact or (number + 1) & number == 0)
+            # A step that compares runs the coded exchange first, so ef must not sum exactly.
             self.sync.begin(1.0, exact and not compares)
-            if self.start_levels is not None:
-                rising = step < self.options.warmup_epochs * self.steps_per_epoch
-                levels = self.start_levels if rising else self.sync.strategy.arguments[0]
-                # What was left out stays: it is a gradient, whatever the levels.
-                self._code_by(self.sync, CODECS[int(levels)])
-        taken = self.take()
-        outputs = self.model(self.normalise(self.images.train[taken]))
-        loss = functional.cross_entropy(outputs, self.images.train_classes[taken])
+        indices = self.take_indices()
+        outputs = self.model(self.normalise(self.images.train[indices]))
+        loss = functional.cross_entropy(outputs, self.images.train_classes[indices])
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if self.sync is not None:
@@ -332,19 +330,19 @@ class Rank:
         return loss.detach()
 
     def sum_gradients(self, lr: float, compares: bool) -> None:
-        flat = torch.cat([one.grad.reshape(-1) for one in self.parameters])
-        exact = flat / self.world
-        bucket = Bucket(self.parameters, flat)
-        flat.copy_(self.sync.hook(bucket).wait())
+        """Replace the gradients by the mean over all ranks. `compares`: use the exact mean, and
+        match the coded exchange to it."""
+        bucket = Bucket.of(self.parameters)
+        exact = bucket.flat / self.world
+        bucket.flat.copy_(self.sync.hook(bucket).wait())
         if self.step_lengths is not None or compares:
-            own.wire.all_reduce(exact, torch.add)
+            current.wire.all_reduce(exact, torch.add)
         if compares:
-            self.match_variance(flat, exact)
-            flat.copy_(exact)
-        if self.step_lengths is not None and own.rank == 0:
-            self.step_lengths.add(lr, flat, exact)
-        for one, gradient in zip(self.parameters, bucket.gradients()):
-            one.grad.copy_(gradient)
+            self.match_variance(bucket.flat, exact)
+            bucket.flat.copy_(exact)
+        if self.step_lengths is not None and current.rank == 0:
+            self.step_lengths.add(lr, bucket.flat, exact)
+        bucket.write_gradients()
 
     def match_variance(self, coded: torch.Tensor, exact: torch.Tensor) -> None:
         """Adjust the distance of the levels until coded sums have the mean square of exact sums.
@@ -360,49 +358,40 @@ class Rank:
         self.compared_steps += 1
         # The first steps compare gradients of which the running means know next to nothing.
         if self.compared_steps > 16:
-            distance = self.sync.codec.step * ratio**-0.4
-            self._code_by(self.sync, replace(self.sync.codec, step=distance))
+            # The power was fixed in PROTOCOL.md before the runs.
+            codec = replace(self.sync.codec, step=self.sync.codec.step * ratio**-0.4)
+            self.sync.codec, self.sync.coding = codec, Operations(codec)
 
     @torch.no_grad()
     def hits(self) -> torch.Tensor:
-        """Of this rank, which of the validation images the model, or its average, gets right."""
+        """Return for each validation image whether the model, or its EMA, is right: bool (n)."""
         self.model.eval()
         if self.ema is not None:
             self.model.load_state_dict(self.ema.average)
-        found = []
-        for part, classes in zip(self.images.val.split(256), self.images.val_classes.split(256)):
-            found.append(self.model(self.normalise(part)).argmax(1) == classes)
-        return torch.cat(found)
+        hits = []
+        for images, classes in zip(self.images.val.split(256), self.images.val_classes.split(256)):
+            hits.append(self.model(self.normalise(images)).argmax(1) == classes)
+        return torch.cat(hits)
 
 
 def train(
-    options: Options,
-    images: Images,
-    model: torch.nn.Module,
-    world: int,
-    steps_per_epoch: int,
-    backwards: bool = False,
-    start_levels: int | None = None,
-    level_step: float = 0.0,
-    matches_variance: bool = False,
+    make_rank: Callable[[], Rank], world: int, backwards: bool = False
 ) -> tuple[torch.Tensor, float, dict[str, float]]:
-    """Which validation images rank 0's model gets right in the end, with rank 0's batch
-    statistics as the trainer's evaluation has them, its mean loss towards the end, and, of coded
-    runs with AdamW, the ratios of StepLengths and the matched distance of the levels."""
+    """Make and train each rank. Return (hits, loss, figures).
+
+    `hits`: as Rank.hits of rank 0, whose batch statistics the trainer's evaluation has, too.
+    `loss`: the mean over the ranks towards the end. `figures` of coded runs with AdamW: those of
+    StepLengths.ratios, and the matched distance of the levels."""
 
     def rank_main(rank: int) -> Any:
-        own_model = copy.deepcopy(model)
-        mine = Rank(options, images, own_model, world, steps_per_epoch, start_levels, level_step)
-        mine.matches_variance = matches_variance
-        loss = mine.train()
-        if rank > 0:
-            return None, loss, {}
-        measured = mine.step_lengths.ratios() if mine.step_lengths else {}
-        if matches_variance:
-            measured["distance"] = round(mine.sync.codec.step, 4)
-        return mine.hits(), loss, measured
+        trained = make_rank()
+        loss = float(trained.train())
+        return loss, trained, trained.hits() if rank == 0 else None
 
     with wired():
         results = run_ranks(world, rank_main, backwards)
-    losses = [float(loss) for _, loss, _ in results]
-    return results[0][0], sum(losses) / world, results[0][2]
+    _, first, hits = results[0]
+    figures = first.step_lengths.ratios() if first.step_lengths else {}
+    if first.matches_variance:
+        figures["distance"] = round(first.sync.codec.step, 4)
+    return hits, sum(loss for loss, *_ in results) / world, figures

@@ -1,28 +1,28 @@
-"""What each strategy of --sync costs in accuracy: paired runs on two tasks.
+"""Train the runs that show what each strategy of --sync costs in accuracy.
 
     python bench/accuracy/study.py --seeds 1 2 3 --sync allreduce ef:5
 
-PROTOCOL.md was written before the runs that it describes. adamw.py makes the runs of its newest
-section. A run has four ranks, or it is one machine alone with one machine's batch. The ranks are
-threads of one process (one_process.py) with the trainer's own strategies, optimizer, schedule and
-EMA. A seed gives the data set, the weights and the order of images to all runs that use it, so runs
-are compared within a seed. Each finished run is one line of a file, and is not repeated, so the
-study continues where it was stopped.
-
-tables.py makes the tables, the labels and the chart of runs.jsonl.
+PROTOCOL.md describes the runs, and was written before them. adamw.py makes those of its newest
+section, and tables.py makes the tables, the labels and the chart. A run has four ranks, which are
+threads of one process (one_process.py), or it is one machine alone with one machine's batch. All
+runs of a seed have the same images, weights and order of images, so they are compared in pairs.
+Each finished run is one line of runs.jsonl and is not repeated: a stopped study continues.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import fcntl
 import functools
+import itertools
 import json
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "examples"), str(Path(__file__).parent)]
@@ -36,32 +36,35 @@ import torch  # noqa: E402
 from contract.options import Options  # noqa: E402
 from trainer.models import build  # noqa: E402
 
-# Counted up by whoever changes what a run is; lines of another number are compared with none.
+# The number of a task goes up if its runs change; runs are only compared within a task. Runs of
+# tasks 1 and 2 had codecs that are gone.
 TASK = GLYPHS = 3
 FONTS = 4
 CONVNEXT = 5  # the images of GLYPHS, by the model of convnext.py
 TASKS = (GLYPHS, FONTS, CONVNEXT)
 LINES = Path(__file__).with_name("runs.jsonl")
-NODES, BATCH = 4, 8
+NODES, BATCH = 4, 8  # machines, and images of each machine per step
 TRAIN, VAL = 250, 160  # glyphs of each class: 16,000 to train, and 10,240 to validate
-# Of a usual run: eight parts, of which rounds of averages see the end as that of an epoch.
+# The usual run has 8 x 125 steps. The learning rate rises for WARMUP epochs (75 steps).
 EPOCHS, EPOCH_STEPS, WARMUP = 8, 125, 0.6
-LR = 0.2  # of the batch of four machines; less images, less of it in proportion
-ALONE_LR = 0.2  # of one machine alone, in the same terms: its own best
-EMA = 0.98  # of a step of four machines: as much is kept over as many images
-ALONE, EXACT, CODED = "alone", "allreduce", "ef:3"
+LR = 0.2  # for the batch of four machines; a smaller batch has a proportionally smaller rate
+ALONE_LR = 0.2  # the best rate of one machine alone, also for the batch of four machines
+EMA = 0.98  # per step of four machines; one machine keeps as much over as many images
+ALONE, EXACT = "alone", "allreduce"
 
-Results = dict["Case", float]  # top-1, as a fraction
+Accuracies = dict["Case", float]  # top-1, from 0 to 1
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run. `sync` ALONE: one machine. `epochs`: EPOCHS for as many images as all-reduce has.
-    `warmup`: epochs in which the learning rate rises; `start`: "none" where none of ef's steps is
-    exact, "15" where those of the warm-up have 15 levels instead, "backwards" where sums begin with
-    the last rank (a control), "matched" where exact steps adjust the distance of the levels, and
-    "matched none" where only steps 1, 2, 4, ... are exact. `step`: of two levels of own scales, in
-    root mean squares of a block; 0: the codec's."""
+    """Identify one run. `sync`: a strategy, or ALONE for one machine. `epochs`: EPOCHS for as many
+    images as all-reduce has. `warmup`: epochs in which the learning rate rises.
+
+    `start` says which steps have exact sums with `ef`. "": the steps of the warm-up, if the
+    strategy begins with exact sums; "none": no step; "matched": as "", and these steps also adjust
+    the distance of the levels; "matched none": steps 1, 2, 4, 8, ..., which adjust it, too;
+    "backwards": as "", but sums begin with the last rank (a control). Finished runs also have other
+    starts, and another distance of the levels (`step`); their code is in commit 61a15b81."""
 
     sync: str
     seed: int
@@ -71,7 +74,7 @@ class Case:
     optimizer: str = "sgd"
     warmup: float = WARMUP
     start: str = ""
-    step: float = 0.0
+    step: float = 0.0  # 0: the codec's own distance
 
     @property
     def nodes(self) -> int:
@@ -83,13 +86,13 @@ class Case:
 
     @property
     def options(self) -> Options:
-        """The trainer's."""
+        """Return the trainer's options for this run."""
         return Options(
             sync="allreduce" if self.nodes == 1 else self.sync,
             seed=self.seed,
             epochs=self.epochs,
             warmup_epochs=self.warmup,
-            sync_warmup=0.0 if self.start in ("none", "15", "matched none") else self.warmup,
+            sync_warmup=0.0 if self.start in ("none", "matched none") else self.warmup,
             per_node_batch_size=BATCH,
             optimizer=self.optimizer,
             lr=self.lr,
@@ -99,19 +102,18 @@ class Case:
         )
 
 
-# Of each task and optimizer the usual rate: those of SGD were chosen by all-reduce alone, on seeds
-# that nothing else was run on; those of AdamW are not tuned.
-RATES = {(GLYPHS, "sgd"): LR, (FONTS, "sgd"): 0.2, (GLYPHS, "adamw"): 0.002}
-RATES[FONTS, "adamw"] = 0.002
-
+# The usual rate by (task, optimizer). All-reduce alone chose SGD's rates, on seeds of which no
+# other run is made. AdamW's rates here are not tuned; adamw.py tunes its own.
+RATES = {(GLYPHS, "sgd"): LR, (FONTS, "sgd"): 0.2}
+RATES.update(dict.fromkeys([(GLYPHS, "adamw"), (FONTS, "adamw")], 0.002))
 
 # Student's t, two-sided 95 %, by degrees of freedom from 1.
 T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 T += (2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086)
 
 
-def interval(values: list[float]) -> tuple[float, float | None, float | None]:
-    """Mean, and the interval's ends where there are two values or more."""
+def confidence_interval(values: list[float]) -> tuple[float, float | None, float | None]:
+    """Return (mean, lower end, upper end) of the 95 % interval. The ends of one value are None."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, None, None
@@ -119,31 +121,31 @@ def interval(values: list[float]) -> tuple[float, float | None, float | None]:
     return mean, mean - half, mean + half
 
 
-@functools.lru_cache(maxsize=1)
-def images(task: int, seed: int, drawn: Path | None = None) -> one_process.Images:
-    """A seed's images; `drawn`: the folder of the fonts."""
+@functools.lru_cache(maxsize=1)  # the next run often has the same images
+def images(task: int, seed: int, fonts_folder: Path | None = None) -> one_process.Images:
+    """Return the images that a seed draws. `fonts_folder`: filled by fonts.py, for task FONTS."""
     if task == FONTS:
-        if drawn is None:
+        if fonts_folder is None:
             raise SystemExit("study: the fonts' task needs --fonts DIR (fonts.py fills it)")
-        all_of_them = fonts.Fonts.read(drawn)
-        parts = enumerate(all_of_them.split(seed))
-        drawn_parts = [all_of_them.drawn(part, [seed, number]) for number, part in parts]
-        return one_process.Images(*drawn_parts[0], *drawn_parts[1])
+        all_fonts = fonts.Fonts.read(fonts_folder)
+        parts = enumerate(all_fonts.split(seed))
+        train, val = (all_fonts.drawn(part, [seed, number]) for number, part in parts)
+        return one_process.Images(*train, *val)
 
-    def glyphs_of(count: int, at: int) -> tuple[torch.Tensor, torch.Tensor]:
-        found = [
-            glyphs.images(ends, count, [seed, at, number])
+    def draw_glyphs(count: int, part: int) -> tuple[torch.Tensor, torch.Tensor]:
+        drawn = [
+            glyphs.images(ends, count, [seed, part, number])
             for number, ends in enumerate(glyphs.glyphs())
         ]
         classes = torch.arange(glyphs.CLASSES).repeat_interleave(count)
-        return torch.from_numpy(np.concatenate(found)).permute(0, 3, 1, 2), classes
+        return torch.from_numpy(np.concatenate(drawn)).permute(0, 3, 1, 2), classes
 
-    return one_process.Images(*glyphs_of(TRAIN, 0), *glyphs_of(VAL, 1))
+    return one_process.Images(*draw_glyphs(TRAIN, 0), *draw_glyphs(VAL, 1))
 
 
-def carry_out(case: Case, data: one_process.Images) -> dict[str, object]:
-    """Train; returns what is kept of the run."""
-    began, cpu = time.monotonic(), time.process_time()
+def train_case(case: Case, data: one_process.Images) -> dict[str, object]:
+    """Train a run. Return its line of runs.jsonl."""
+    began, cpu_began = time.monotonic(), time.process_time()
     torch.manual_seed(case.seed)
     name, classes = "examples.glyph_cnn:glyph_cnn", glyphs.CLASSES
     if case.task == FONTS:
@@ -151,53 +153,56 @@ def carry_out(case: Case, data: one_process.Images) -> dict[str, object]:
     if case.task == CONVNEXT:
         name = "convnext:small_convnext"
     model = build(name, classes, glyphs.SIZE).to(memory_format=torch.channels_last)
-    settings = case.options, data, model, case.nodes, case.steps_per_epoch
-    start_levels = int(case.start) if case.start.isdigit() else None
-    hits, loss, ratios = one_process.train(
-        *settings,
-        backwards=case.start == "backwards",
-        start_levels=start_levels,
-        level_step=case.step,
-        matches_variance=case.start.startswith("matched"),
-    )
+
+    def make_rank() -> one_process.Rank:
+        matches = case.start.startswith("matched")
+        settings = case.options, data, copy.deepcopy(model), case.nodes, case.steps_per_epoch
+        return one_process.Rank(*settings, matches)
+
+    hits, loss, figures = one_process.train(make_rank, case.nodes, case.start == "backwards")
     return {
         **asdict(case),
         **{"nodes": case.nodes, "steps": case.epochs * case.steps_per_epoch},
         **{"samples": len(hits), "top1": round(float(hits.float().mean()), 6)},
         **{"train_loss": round(loss, 5), "seconds": round(time.monotonic() - began, 1)},
-        "cpu_seconds": round(time.process_time() - cpu, 1),
-        **ratios,
+        "cpu_seconds": round(time.process_time() - cpu_began, 1),
+        **figures,
     }
 
 
-# Lines that were written when the names of `ef` were of bits (README.md), by today's names.
+# {name that `ef` had in the oldest lines, by bits (README.md): today's name}.
 RENAMED = {"ef:8": "ef:255:peak", "ef:4": "ef:15:peak"}
 RENAMED.update(dict.fromkeys(("ef:2", "ef:1.6"), "ef:3:peak"))
 
 
-def known(*files: Path) -> list[dict[str, object]]:
-    """The runs that are finished; not a line that was broken off while it was written."""
+def read_runs(*files: Path) -> list[dict[str, object]]:
+    """Return the lines of finished runs in runs.jsonl and in these files, without broken lines."""
     text = "".join(file.read_text() for file in dict.fromkeys([LINES, *files]) if file.exists())
     lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
     return [{**line, "sync": RENAMED.get(line["sync"], line["sync"])} for line in lines]
 
 
-def results(lines: list[dict]) -> Results:
+def accuracy_by_case(lines: list[dict]) -> Accuracies:
     names = {field.name for field in fields(Case)}
-    ours = [line for line in lines if line["task"] in TASKS]
-    cases = [Case(**{name: line[name] for name in names & line.keys()}) for line in ours]
-    return {one: line["top1"] for one, line in zip(cases, ours)}
+    return {
+        # The oldest lines lack some fields, whose value was then the default.
+        Case(**{name: line[name] for name in names & line.keys()}): line["top1"]
+        for line in lines
+        if line["task"] in TASKS
+    }
 
 
-def asked(options: argparse.Namespace) -> list[Case]:
-    """Those of the command line."""
-    return [
-        replace(Case(sync, seed, epochs, lr, task=options.task), optimizer=options.optimizer)
-        for seed in options.seeds
-        for epochs in options.epochs
-        for lr in options.lr
-        for sync in options.sync
-    ]
+def append_line(file: IO[str], line: dict) -> None:
+    """Append a finished run to an open file, and print it."""
+    text = json.dumps(line)
+    file.write(("" if ends_whole(Path(file.name)) else "\n") + text + "\n")
+    file.flush()
+    print(text, flush=True)
+
+
+def ends_whole(file: Path) -> bool:
+    """Return whether the last line of a file was written to its end."""
+    return file.read_bytes()[-1:] in (b"", b"\n")
 
 
 def main() -> None:
@@ -211,25 +216,19 @@ def main() -> None:
     parser.add_argument("--fonts", type=Path, help="the folder that fonts.py filled")
     parser.add_argument("--lines", type=Path, default=LINES, help="file of finished runs")
     options = parser.parse_args()
+    axes = (options.seeds, options.epochs, options.lr, options.sync)
+    cases = [
+        Case(sync, seed, epochs, lr, options.task, options.optimizer)
+        for seed, epochs, lr, sync in itertools.product(*axes)
+    ]
     torch.set_num_threads(1)
     with options.lines.open("a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # one at a time: they would do the same runs
-        while True:
-            found = results(known(options.lines))
-            left = [one for one in asked(options) if one not in found]
-            if not left:
-                return
-            one = left[0]
-            data = images(one.task, one.seed, options.fonts if one.task == FONTS else None)
-            line = json.dumps(carry_out(one, data))
-            file.write(("" if ends_whole(options.lines) else "\n") + line + "\n")
-            file.flush()
-            print(line, flush=True)
-
-
-def ends_whole(file: Path) -> bool:
-    """Whether its last line was written to its end."""
-    return file.read_bytes()[-1:] in (b"", b"\n")
+        fcntl.flock(file, fcntl.LOCK_EX)  # a second study would make the same runs
+        finished = accuracy_by_case(read_runs(options.lines))
+        for case in cases:
+            if case not in finished:
+                data = images(case.task, case.seed, options.fonts)
+                append_line(file, train_case(case, data))
 
 
 if __name__ == "__main__":

@@ -1,24 +1,27 @@
-"""Make contract/prices.json, the tables of docs/slow-networks.md and README.md, and the chart.
+"""Write what the runs of the study show: contract/prices.json, the tables of docs/slow-networks.md
+and README.md, and the chart.
 
     python bench/accuracy/tables.py
 
-Runs are those of runs.jsonl (study.py). Pairs are runs of one seed: a strategy's top-1 less that of
-allreduce, in points; their intervals are Student's, of 95 %, over the seeds. Times are seconds a
-step, as bench/test_bench_slow_links.py measured them, times the steps that it takes to reach
-allreduce's final accuracy, those of the warm-up at the cost of exact sums; their intervals are from
-2.5 to 97.5 % of draws of as many seeds, with repetition (bootstrap).
+The runs are those of runs.jsonl (study.py). A pair is two runs of one seed. Its difference is a
+strategy's top-1 minus all-reduce's, in points, and the intervals of differences are Student's.
+
+The time of a run is its number of steps, times the step time that bench/test_bench_slow_links.py
+measured. The number of steps is what a strategy needs to reach all-reduce's final accuracy. The
+intervals of these figures come from DRAWS bootstrap draws of the seeds.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import random
-import re
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -28,232 +31,153 @@ sys.path[:0] = [str(ROOT), str(HERE)]
 import adamw  # noqa: E402
 import study  # noqa: E402
 import text  # noqa: E402
-from study import ALONE, interval  # noqa: E402
+from study import ALONE, confidence_interval  # noqa: E402
 
+from bench import markdown  # noqa: E402
 from contract import prices, strategies  # noqa: E402
+from contract.prices import AccuracyCost  # noqa: E402
 from contract.strategies import EXACT  # noqa: E402
-from report import formulas  # noqa: E402
-from report.published_speeds import paper_step  # noqa: E402
 
 PRICES = ROOT / "contract/prices.json"
 PAGE = ROOT / "docs/slow-networks.md"
-STUDY = HERE / "README.md"
+STUDY_PAGE = HERE / "README.md"
 CHART = ROOT / "docs/images/slow-networks.svg"
-MEASURED = ROOT / "docs/slow-links.json"
-FIRST_TRIAL = 100  # seeds from here on were for the choice of learning rates
-LINK = 1000.0  # Mbit/s
+STEP_TIMES = ROOT / "docs/slow-links.json"
+FIRST_TUNING_SEED = 100  # runs of this seed and higher ones only chose learning rates
+LINK_MBIT = 1000.0
 DRAWS = 2000
+FAMILIES = {"sgd": prices.SGD, "adamw": prices.ADAM}
 
-TWICE = " at twice the rate"  # runs of which are compared with those at the usual one
-
-Runs = dict[tuple[str, int], dict[int, float]]  # (sync, epochs) -> seed -> points
-
-
-def runs(lines: list[dict]) -> Runs:
-    """With SGD on the first task, at the usual rate and at twice that."""
-    twice = runs_with(lines, "sgd", "", times=2)
-    doubled = {(spec + TWICE, epochs): by_seed for (spec, epochs), by_seed in twice.items()}
-    return {**runs_with(lines, "sgd"), **doubled}
+Runs = dict[tuple[str, int], dict[int, float]]  # {(strategy, epochs): {seed: top-1 in per cent}}
 
 
 def spec_of(line: dict) -> str:
-    """Today's name of a run's strategy, with its scale."""
+    """Return today's full name of a run's strategy, with its scale (`ef:5` is `ef:5:peak` or
+    `ef:5:own`). Names without a strategy today, and ALONE, stay as they are."""
     strategy = strategies.parse_or_none(line["sync"])
-    family = prices.SGD if line.get("optimizer", "sgd") == "sgd" else prices.ADAM
-    return strategy.for_family(family).spec if strategy else line["sync"]
+    return strategy.for_family(FAMILIES[line["optimizer"]]).spec if strategy else line["sync"]
 
 
 def usual_start(spec: str, optimizer: str = "sgd") -> str:
-    """What runs begin with that are not told otherwise, as study.Case has it."""
-    strategy = strategies.parse_or_none(spec.removesuffix(TWICE))
-    family = prices.SGD if optimizer == "sgd" else prices.ADAM
-    if strategy is None or TWICE in spec:
+    """Return the `start` (study.Case) of runs that are made as the trainer would make them."""
+    strategy = strategies.parse_or_none(spec)
+    if strategy is None or not strategy.rule.warms:
         return ""
-    return "none" if strategy.rule.warms and not strategy.begins_exact(family) else ""
+    return "" if strategy.begins_exact(FAMILIES[optimizer]) else "none"
 
 
-def prices_with(lines: list[dict], optimizer: str, task: int) -> dict[str, dict]:
-    """Of runs of the usual length."""
-    found = runs_with(lines, optimizer, task=task)
-    return {spec: price(found, spec) for spec in measured(found)}
-
-
-def adam_prices(lines: list[dict], task: int) -> dict[str, dict]:
-    """The cost of AdamW's codes at the task's tuned rate, in pairs with the mean of both exact arms
-    (PROTOCOL.md, "The label"). Runs at other rates give no label."""
-    results = study.results(lines)
-    rate = adamw.tune(results, task).rate
-    if rate is None:
-        return {}
-    exact = adamw.baseline(results, task, rate).accuracies
-    arm = adamw.CODED[0]
-    coded = adamw.accuracies_of(results, arm, task, rate)
-    pairs = [coded[seed] - exact[seed] for seed in sorted(coded.keys() & exact.keys())]
-    mean, low, high = (round(value, 3) for value in interval(pairs))
-    cost = {"seeds": len(pairs), "difference": mean, "low": low, "high": high, "samples": None}
-    return {arm.sync: cost}
-
-
-def runs_with(
-    lines: list[dict],
-    optimizer: str,
-    start: str | None = None,
-    task: int = study.TASK,
-    times: int = 1,
+def select_runs(
+    lines: list[dict], optimizer: str, start: str | None = None, task: int = study.TASK
 ) -> Runs:
-    """Those at so many times the task's usual rate. `start`: of what is not exact; "none" where
-    none of its steps is, "" where the first ones are, by default what a run begins with."""
-    same = {"task": task, "optimizer": optimizer, "warmup": study.WARMUP}
-    same["lr"] = study.RATES[task, optimizer] * times
-    made: Runs = {}
+    """Select the runs of a task at its usual learning rate. `start`: of the coded runs, as in
+    study.Case; None for each strategy's usual start."""
+    wanted = {"task": task, "optimizer": optimizer, "warmup": study.WARMUP}
+    wanted["lr"] = study.RATES[task, optimizer]
+    runs: Runs = {}
     for line in lines:
+        # The oldest lines lack some fields, whose value was then the default.
         line = {"optimizer": "sgd", "warmup": study.WARMUP, "start": "", **line}
         spec = spec_of(line)
         is_usual = start is None or spec in (ALONE, EXACT)
-        beginning = usual_start(spec, optimizer) if is_usual else start
-        if {**same, "start": beginning}.items() <= line.items() and line["seed"] < FIRST_TRIAL:
-            made.setdefault((spec, line["epochs"]), {})[line["seed"]] = 100 * line["top1"]
-    return made
+        wanted["start"] = usual_start(spec, optimizer) if is_usual else start
+        if wanted.items() <= line.items() and line["seed"] < FIRST_TUNING_SEED:
+            runs.setdefault((spec, line["epochs"]), {})[line["seed"]] = 100 * line["top1"]
+    return runs
 
 
-def of_text(lines: list[dict]) -> dict[str, float]:
-    """Per cent more of the language model's loss, in the mean over the pairs."""
-    usual = {
-        name: value for name, value in text.case("", 0).items() if name not in ("sync", "seed")
-    }
-    loss: dict[str, dict[int, float]] = {}
-    for line in lines:
-        if usual.items() <= line.items():
-            loss.setdefault(line["sync"], {})[line["seed"]] = line["loss"]
-    found = {}
-    for spec, own in loss.items():
-        pairs = own.keys() & loss.get(EXACT, {}).keys()
-        if spec != EXACT and pairs:
-            more = statistics.fmean(own[seed] / loss[EXACT][seed] for seed in pairs)
-            found[spec] = round(100 * (more - 1), 1)
-    return found
+def differences(runs: Runs, sync: str, epochs: int = study.EPOCHS) -> dict[int, float]:
+    """Return {seed: points}: a strategy's runs of this length minus all-reduce's usual runs."""
+    exact, coded = runs.get((EXACT, study.EPOCHS), {}), runs.get((sync, epochs), {})
+    return {seed: coded[seed] - exact[seed] for seed in sorted(exact.keys() & coded.keys())}
 
 
-def differences(found: Runs, sync: str, epochs: int) -> dict[int, float]:
-    """By seed, to allreduce after the usual epochs."""
-    base, own = found.get((EXACT, study.EPOCHS), {}), found.get((sync, epochs), {})
-    return {seed: own[seed] - base[seed] for seed in sorted(base.keys() & own.keys())}
+def differences_by_length(runs: Runs, sync: str) -> dict[float, dict[int, float]]:
+    """Return {length of the run relative to a usual run: {seed: difference}}."""
+    lengths = sorted(epochs for name, epochs in runs if name == sync)
+    return {epochs / study.EPOCHS: differences(runs, sync, epochs) for epochs in lengths}
 
 
-def crossing(points: list[tuple[float, float]]) -> float | None:
-    """How many times the samples make a difference of zero: between two lengths of runs that were
-    measured, in a straight line; the shortest where that is enough, None where the longest is
-    not."""
-    for (before, low), (after, high) in zip(points, points[1:]):
+def common_seeds(runs: Runs, *names: str) -> list[int]:
+    """Return the seeds of which these strategies have runs of all lengths."""
+    seeds = [set(pairs) for name in names for pairs in differences_by_length(runs, name).values()]
+    return sorted(set.intersection(*seeds)) if seeds else []
+
+
+def image_factor(runs: Runs, sync: str, seeds: list[int]) -> float | None:
+    """Return how many times all-reduce's images a strategy needs for all-reduce's final accuracy,
+    or None if the longest runs did not reach it. `seeds` may contain a seed several times."""
+    if sync == EXACT:
+        return 1.0
+    points = [
+        (factor, statistics.fmean(pairs[seed] for seed in seeds))
+        for factor, pairs in differences_by_length(runs, sync).items()
+    ]
+    # The mean difference becomes 0 between two lengths, along a straight line.
+    for (factor, low), (next_factor, high) in zip(points, points[1:]):
         if low < 0 <= high:
-            return before + (after - before) * low / (low - high)
+            return factor + (next_factor - factor) * low / (low - high)
     return points[0][0] if points and points[0][1] >= 0 else None
 
 
-def by_length(found: Runs, sync: str) -> dict[float, dict[int, float]]:
-    """Differences of a strategy's runs, by how many times the samples they had."""
-    lengths = sorted(epochs for name, epochs in found if name == sync)
-    return {epochs / study.EPOCHS: differences(found, sync, epochs) for epochs in lengths}
+def cost_of(pairs: list[float], factor: float | None = None) -> dict[str, float | None]:
+    """Return the fields of AccuracyCost, rounded, for these differences."""
+    mean, low, high = confidence_interval(pairs)
+    cost = AccuracyCost(len(pairs), mean, low, high, factor)._asdict()
+    return {name: value if value is None else round(value, 3) for name, value in cost.items()}
 
 
-def samples(found: Runs, sync: str, drawn: list[int]) -> float | None:
-    """How many times the samples it takes to reach allreduce's final accuracy, by the means over
-    these seeds, one of which may stand there more than once."""
-    if sync == EXACT:
-        return 1.0
-    lengths = by_length(found, sync).items()
-    return crossing(
-        [(factor, statistics.fmean(told[seed] for seed in drawn)) for factor, told in lengths]
-    )
+def sgd_costs(runs: Runs) -> dict[str, dict]:
+    """Return {strategy: cost}."""
+    costs = {}
+    for spec in measured_specs(runs):
+        pairs = list(differences(runs, spec).values())
+        is_worse = statistics.fmean(pairs) < 0
+        factor = image_factor(runs, spec, common_seeds(runs, spec)) if is_worse else None
+        costs[spec] = cost_of(pairs, factor)
+    return costs
 
 
-def common_seeds(found: Runs, *names: str) -> list[int]:
-    """Those with all runs of these strategies."""
-    every = [set(told) for name in names for told in by_length(found, name).values()]
-    return sorted(set.intersection(*every)) if every else []
-
-
-@functools.cache
-def seconds(sync: str) -> tuple[float, str]:
-    """A step of ResNet-50 on four machines, or on one, and where the figure is from."""
-    sync = sync.removesuffix(TWICE)
-    rows = json.loads(MEASURED.read_text(encoding="utf-8"))["rows"]
-    rows = [row for row in rows if row["mbit"] == LINK and row["nodes"] == study.NODES]
-    if sync == ALONE:
-        return statistics.fmean(row["alone"] for row in rows), "measured"
-    for row in rows:
-        if strategies.parse(row["sync"]).for_family(prices.SGD).spec == sync:
-            return row["seconds"], "measured"
-    step = paper_step("2080ti", "resnet50")
-    work = seconds(ALONE)[0]
-    payload = step.payload_for(strategies.parse(sync))
-    backward = work * step.backward / step.work
-    rate = formulas.goodput(LINK)
-    waited = formulas.sync_wait(strategies.parse(sync), study.NODES, payload, rate, backward)
-    return work + waited, "planned"
-
-
-def warm_steps(sync: str) -> float:
-    """Steps of a run that are exact sums, before a strategy that leaves bits out begins."""
-    if sync == ALONE:
-        return 0
-    case = study.Case(sync.removesuffix(TWICE), seed=0, start=usual_start(sync))
-    return case.options.exact_epochs * case.steps_per_epoch
-
-
-def run_seconds(sync: str, factor: float = 1.0, start: str | None = None) -> float:
-    """A whole run with `factor` times the images of a usual one, its warm-up included: that is as
-    long in a longer run."""
-    start = usual_start(sync) if start is None else start
-    case = study.Case(sync.removesuffix(TWICE), seed=0, start=start)
-    phases = replace(case.options.phases, epochs=case.epochs * factor)
-    strategy = strategies.parse(case.options.sync)
-    mean = phases.mean(strategy, seconds(sync)[0], seconds(EXACT)[0])
-    return mean * case.epochs * case.steps_per_epoch * factor
-
-
-def hours(found: Runs, sync: str, drawn: list[int]) -> float | None:
-    """Seconds to allreduce's final accuracy."""
-    factor = samples(found, sync, drawn)
-    return None if factor is None else run_seconds(sync, factor)
-
-
-def spread(seeds: list[int], value: Callable[[list[int]], float | None], form: str) -> str:
-    """The value of all seeds, and in brackets the interval; `-` where it was never reached."""
-    mean = value(seeds)
-    if mean is None:
-        return "-"
-    chance = random.Random(1)
-    told = [value(chance.choices(seeds, k=len(seeds))) for _ in range(DRAWS)]
-    ends = [one for one in told if one is not None]
-    ends.sort()
-    low = ends[round(0.025 * (len(told) - 1))]
-    at = round(0.975 * (len(told) - 1))
-    high = form.format(ends[at]) if at < len(ends) else "never"
-    if form.format(low) == high:
-        return high  # that of all-reduce to itself
-    return f"{form.format(mean)} ({form.format(low)} to {high})"
-
-
-def price(found: Runs, sync: str) -> dict:
-    values = list(differences(found, sync, study.EPOCHS).values())
-    mean, low, high = interval(values)
-    factor = samples(found, sync, common_seeds(found, sync)) if mean < 0 else None
-    told = {"seeds": len(values), "difference": mean, "low": low, "high": high, "samples": factor}
-    return {name: value if value is None else round(value, 3) for name, value in told.items()}
-
-
-def measured(found: Runs) -> list[str]:
-    """The strategies with two pairs or more, in the registry's order: one has no interval."""
+def measured_specs(runs: Runs) -> list[str]:
+    """Return today's coded strategies that have an interval, in the order of the registry."""
     order = list(strategies.RULES)
-    names = {sync for sync, _ in found if sync not in (ALONE, EXACT) and TWICE not in sync}
-    names = {name for name in names if len(differences(found, name, study.EPOCHS)) > 1}
-    names = {name for name in names if strategies.parse_or_none(name)}  # not those that are gone
-    return sorted(names, key=lambda spec: (order.index(spec.split(":")[0]), spec))
+    specs = {
+        spec
+        for spec, _ in runs
+        # A single pair has no interval, and some strategies are gone.
+        if spec != EXACT and len(differences(runs, spec)) > 1 and strategies.parse_or_none(spec)
+    }
+    return sorted(specs, key=lambda spec: (order.index(spec.split(":")[0]), spec))
 
 
-def document(found: Runs) -> dict:
-    base = list(found.get((EXACT, study.EPOCHS), {}).values())
+def adam_costs(lines: list[dict], task: int) -> dict[str, dict]:
+    """Return {`ef:5:own`: cost} with AdamW at the task's tuned rate, in pairs with the mean of both
+    exact arms (PROTOCOL.md, "The label"). Runs at other rates give no label."""
+    accuracies = study.accuracy_by_case(lines)
+    rate = adamw.tune(accuracies, task).rate
+    if rate is None:
+        return {}
+    arm = adamw.CODED[0]
+    exact = adamw.baseline(accuracies, task, rate).accuracies
+    coded = adamw.accuracies_of(accuracies, arm, task, rate)
+    return {arm.sync: cost_of([coded[s] - exact[s] for s in sorted(coded.keys() & exact.keys())])}
+
+
+def text_losses(lines: list[dict]) -> dict[str, float]:
+    """Return {strategy: per cent by which the language model's loss exceeds all-reduce's}, in the
+    mean over the pairs."""
+    exact, percents = text.losses_of(lines, EXACT, gloo=True), {}
+    for spec in dict.fromkeys(line["sync"] for line in lines if line["sync"] != EXACT):
+        coded = text.losses_of(lines, spec, gloo=True)
+        ratios = [coded[seed] / exact[seed] for seed in coded.keys() & exact.keys()]
+        if ratios:
+            percents[spec] = round(100 * (statistics.fmean(ratios) - 1), 1)
+    return percents
+
+
+def make_prices(lines: list[dict]) -> dict:
+    """Return the content of prices.json."""
+    runs = select_runs(lines, "sgd")
+    accuracies = list(runs.get((EXACT, study.EPOCHS), {}).values())
     return {
         "task": {
             "classes": study.glyphs.CLASSES,
@@ -265,174 +189,167 @@ def document(found: Runs) -> dict:
             "lr": study.LR,
             "lr_alone": study.ALONE_LR,
             "validation_images": study.VAL * study.glyphs.CLASSES,
-            "allreduce_top1": round(statistics.fmean(base), 2) if base else None,
-            "seeds": len(base),
+            "allreduce_top1": round(statistics.fmean(accuracies), 2) if accuracies else None,
+            "seeds": len(accuracies),
         },
-        "strategies": {spec: price(found, spec) for spec in measured(found)},
+        "strategies": sgd_costs(runs),
+        "fonts": sgd_costs(select_runs(lines, "sgd", task=study.FONTS)),
+        "adam": adam_costs(lines, study.GLYPHS),
+        "adam_fonts": adam_costs(lines, study.FONTS),
+        "text": text_losses(text.read_runs(text.LINES)),
     }
 
 
-def signed(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.2f}"
-
-
-def accuracy_table(told: dict) -> list[str]:
-    rows = [
-        "| SYNC | seeds | top-1 difference, points | 95 % interval | fonts task | label |",
-        "|---|---|---|---|---|---|",
-    ]
-    for spec, one in told["strategies"].items():
-        ends = f"{signed(one['low'])} to {signed(one['high'])}" if one["low"] is not None else "-"
-        second = prices.AccuracyCost(**told["fonts"].get(spec, {}))
-        label = prices.deciding_task(prices.AccuracyCost(**one), second).label
-        label += f", x {one['samples']:.2f}" if label == "costs samples" else ""
-        rows.append(
-            f"| `{spec}` | {one['seeds']} | {signed(one['difference'])} | {ends} "
-            f"| {elsewhere(second)} | {label} |"
-        )
-    return rows
-
-
-def elsewhere(price: prices.AccuracyCost) -> str:
-    """What was seen on the second task, for a cell."""
-    if not price.seeds:
-        return "-"
-    return (
-        f"{signed(price.difference)} ({signed(price.low)} to {signed(price.high)}; {price.seeds})"
-    )
-
-
-def adam_table(told: dict) -> list[str]:
-    rows = [
-        "| SYNC | seeds | top-1 difference, points | 95 % interval | fonts task | label "
-        "| language model: loss |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for spec in told["adam"]:
-        one, more = prices.AccuracyCost(**told["adam"].get(spec, {})), told["text"].get(spec)
-        ends = f"{signed(one.low)} to {signed(one.high)}" if one.seeds > 1 else "-"
-        loss = "-" if more is None else f"{more:+.1f} %"
-        mean = signed(one.difference if one.seeds else None)
-        second = prices.AccuracyCost(**told["adam_fonts"].get(spec, {}))
-        label = prices.deciding_task(one, second).label
-        cells = [f"`{spec}`", str(one.seeds), mean, ends, elsewhere(second), label, loss]
-        rows.append(f"| {' | '.join(cells)} |")
-    return rows
-
-
-def doubled(found: Runs) -> list[str]:
-    return sorted({sync for sync, _ in found if TWICE in sync})
-
-
-def titled(sync: str) -> str:
-    """For a row's first cell."""
+@functools.cache
+def step_seconds(sync: str) -> float:
+    """Return the measured time of a step of ResNet-50 on four machines, or on one (ALONE)."""
+    rows = json.loads(STEP_TIMES.read_text(encoding="utf-8"))["rows"]
+    rows = [row for row in rows if row["mbit"] == LINK_MBIT and row["nodes"] == study.NODES]
     if sync == ALONE:
-        return "one PC"
-    return f"`{sync.removesuffix(TWICE)}`{TWICE if TWICE in sync else ''}"
+        return statistics.fmean(row["alone"] for row in rows)
+    for row in rows:
+        if strategies.parse(row["sync"]).for_family(prices.SGD).spec == sync:
+            return row["seconds"]
+    raise SystemExit(f"tables: {STEP_TIMES.name} has no step time of {sync}: `make bench`")
 
 
-def time_table(found: Runs) -> list[str]:
-    rows = [
-        "| | seeds | step time | warm-up steps | image factor | whole run "
-        "| speed-up over one PC | speed-up over all-reduce |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for sync in (EXACT, ALONE, *measured(found), *doubled(found)):
-        seeds = common_seeds(found, sync, ALONE)
-        if len(seeds) < 2 or samples(found, sync, seeds) is None:
+def run_seconds(sync: str, factor: float = 1.0, start: str | None = None) -> float:
+    """Return the time of a run with `factor` times the images of a usual run. Its warm-up with
+    exact sums is as long as in a usual run. `start`: as in study.Case; None for the usual start."""
+    start = usual_start(sync) if start is None else start
+    case = study.Case(sync, seed=0, start=start)
+    phases = replace(case.options.phases, epochs=case.epochs * factor)
+    strategy = strategies.parse(case.options.sync)
+    mean = phases.mean(strategy, step_seconds(sync), step_seconds(EXACT))
+    return mean * case.epochs * case.steps_per_epoch * factor
+
+
+def speed_up(runs: Runs, slower: str, faster: str, seeds: list[int]) -> float | None:
+    """Return by how much a strategy reaches all-reduce's final accuracy sooner than another. None
+    if one of them does not reach it."""
+    factors = [image_factor(runs, sync, seeds) for sync in (slower, faster)]
+    if None in factors:
+        return None
+    return run_seconds(slower, factors[0]) / run_seconds(faster, factors[1])
+
+
+def with_bootstrap(
+    seeds: list[int], figure_of: Callable[[list[int]], float | None], form: str
+) -> str:
+    """Format a figure and its 95 % interval, from draws of the seeds with repetition. The figure of
+    a draw that does not reach all-reduce's accuracy is None: it counts as infinite ("never")."""
+    figure = figure_of(seeds)
+    if figure is None:
+        return "-"
+    chance = random.Random(1)
+    draws = [figure_of(chance.choices(seeds, k=len(seeds))) for _ in range(DRAWS)]
+    reached = sorted(draw for draw in draws if draw is not None)
+    low = form.format(reached[round(0.025 * (DRAWS - 1))])
+    place = round(0.975 * (DRAWS - 1))
+    high = form.format(reached[place]) if place < len(reached) else "never"
+    if low == high:  # all-reduce, compared with itself
+        return high
+    return f"{form.format(figure)} ({low} to {high})"
+
+
+def interval_of(low: float | None, high: float | None) -> str:
+    return "-" if low is None else f"{low:+.2f} to {high:+.2f}"
+
+
+def cost_rows(costs: dict[str, dict], fonts_costs: dict[str, dict]) -> list[list[str]]:
+    """Return a row for each strategy: its cost on both tasks, and the label."""
+    rows = []
+    for spec, fields in costs.items():
+        cost, fonts = AccuracyCost(**fields), AccuracyCost(**fonts_costs.get(spec, {}))
+        fonts_interval = f"({interval_of(fonts.low, fonts.high)}; {fonts.seeds})"
+        deciding = prices.deciding_task(cost, fonts)
+        factor = f", x {deciding.samples:.2f}" if deciding.label == "costs samples" else ""
+        cells = [f"`{spec}`", str(cost.seeds), f"{cost.difference:+.2f}"]
+        cells += [interval_of(cost.low, cost.high)]
+        cells += [f"{fonts.difference:+.2f} {fonts_interval}" if fonts.seeds else "-"]
+        rows.append([*cells, f"{deciding.label}{factor}"])
+    return rows
+
+
+COST_HEAD = ["SYNC", "seeds", "top-1 difference, points", "95 % interval", "fonts task", "label"]
+
+
+def adam_table(document: dict) -> str:
+    rows = cost_rows(document["adam"], document["adam_fonts"])
+    for spec, row in zip(document["adam"], rows):
+        percent = document["text"].get(spec)
+        row.append("-" if percent is None else f"{percent:+.1f} %")
+    return markdown.table([*COST_HEAD, "language model: loss"], rows)
+
+
+def time_table(runs: Runs) -> str:
+    """Show how long each strategy needs for all-reduce's final accuracy."""
+    rows = []
+    for sync in (EXACT, ALONE, *measured_specs(runs)):
+        seeds = common_seeds(runs, sync, ALONE)
+        if len(seeds) < 2:
             continue
-        step, source = seconds(sync)
-        cells = [
-            *(
-                titled(sync),
-                str(len(seeds)),
-                f"{step:.3f} s{'' if source == 'measured' else ', planned'}",
-                f"{warm_steps(sync):.0f} of {seconds(EXACT)[0]:.3f} s" if warm_steps(sync) else "",
-            ),
-            spread(seeds, lambda drawn, sync=sync: samples(found, sync, drawn), "{:.2f}"),
-            f"{hours(found, sync, seeds):.0f} s",
-            spread(seeds, lambda drawn, sync=sync: sooner(found, ALONE, sync, drawn), "{:.1f} x"),
-            spread(seeds, lambda drawn, sync=sync: sooner(found, EXACT, sync, drawn), "{:.1f} x"),
-        ]
-        rows.append(f"| {' | '.join(cells)} |")
-    return rows
-
-
-def sooner(found: Runs, slower: str, faster: str, drawn: list[int]) -> float | None:
-    """How many times sooner; None where the faster one does not get there."""
-    long, short = hours(found, slower, drawn), hours(found, faster, drawn)
-    return None if long is None or short is None else long / short
-
-
-# What a run takes without being told, or may take instead.
-ARMS = [
-    (optimizer, spec, start)
-    for optimizer in ("sgd", "adamw")
-    for spec in ("ef:3:peak", "ef:5:peak", "ef:5:own")
-    for start in ("", "none")
-]
-TITLES = {"sgd": "SGD", "adamw": "AdamW"}
-
-
-def arms(lines: list[dict]) -> Iterator[tuple[str, str, str, list[float], float | None]]:
-    """Of ARMS those with pairs: these, and how many times all-reduce's images it takes."""
-    for optimizer, spec, start in ARMS:
-        found = runs_with(lines, optimizer, start)
-        pairs = list(differences(found, spec, study.EPOCHS).values())
-        if pairs:
-            yield optimizer, spec, start, pairs, samples(found, spec, common_seeds(found, spec))
-
-
-def alone_samples(lines: list[dict], optimizer: str) -> float:
-    """Of one machine alone. Where it was not run with this optimizer, as many as all-reduce."""
-    found = runs_with(lines, optimizer)
-    seeds = common_seeds(found, ALONE)
-    return (samples(found, ALONE, seeds) if seeds else None) or 1.0
-
-
-def phases_table(lines: list[dict]) -> list[str]:
-    rows = [
-        "| optimizer | SYNC | first 75 steps | paired seeds | top-1 difference, points "
-        "| 95 % interval | image factor | step time | whole run | speed-up over one PC |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for optimizer, spec, start, pairs, factor in arms(lines):
-        step, source = seconds(spec)
-        mean, low, high = interval(pairs)
-        cells = [TITLES[optimizer], f"`{spec}`", "quantized" if start else "exact", str(len(pairs))]
-        cells += [signed(mean), "-" if low is None else f"{signed(low)} to {signed(high)}"]
-        cells.append("-" if factor is None else f"{factor:.2f}")
-        cells.append(f"{step:.3f} s{'' if source == 'measured' else ', planned'}")
+        factor = image_factor(runs, sync, seeds)
         if factor is None:
-            cells += ["-", "-"]
-        else:
-            took = run_seconds(spec, factor, start)
-            alone = run_seconds(ALONE, alone_samples(lines, optimizer))
-            cells += [f"{took:.0f} s", f"{alone / took:.1f} x"]
-        rows.append(f"| {' | '.join(cells)} |")
-    return rows
+            continue
+        case = study.Case(sync, seed=0, start=usual_start(sync))
+        warm_steps = case.options.exact_epochs * case.steps_per_epoch
+        warm_up = f"{warm_steps:.0f} of {step_seconds(EXACT):.3f} s" if warm_steps else ""
+        cells = ["one PC" if sync == ALONE else f"`{sync}`", str(len(seeds))]
+        cells += [f"{step_seconds(sync):.3f} s", warm_up]
+        cells += [with_bootstrap(seeds, partial(image_factor, runs, sync), "{:.2f}")]
+        cells += [f"{run_seconds(sync, factor):.0f} s"]
+        for slower in (ALONE, EXACT):
+            cells += [with_bootstrap(seeds, partial(speed_up, runs, slower, sync), "{:.1f} x")]
+        rows.append(cells)
+    head = ["strategy", "seeds", "step time", "warm-up steps", "image factor", "whole run"]
+    return markdown.table([*head, "speed-up over one PC", "speed-up over all-reduce"], rows)
 
 
-def put(page: str, name: str, lines: list[str]) -> str:
-    """The page with a table between its marks."""
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    body = "\n".join([begin, *lines, end])
-    return re.sub(re.escape(begin) + ".*?" + re.escape(end), lambda _: body, page, flags=re.S)
+def phases_table(lines: list[dict]) -> str:
+    """Compare the candidates of SYNC=auto, with and without exact first steps."""
+    rows = []
+    specs, starts = ("ef:3:peak", "ef:5:peak", "ef:5:own"), ("", "none")
+    for optimizer, spec, start in itertools.product(FAMILIES, specs, starts):
+        runs = select_runs(lines, optimizer, start)
+        pairs = list(differences(runs, spec).values())
+        if not pairs:
+            continue
+        mean, low, high = confidence_interval(pairs)
+        cells = ["SGD" if optimizer == "sgd" else "AdamW", f"`{spec}`"]
+        cells += ["quantized" if start else "exact", str(len(pairs)), f"{mean:+.2f}"]
+        cells += [interval_of(low, high)]
+        factor = image_factor(runs, spec, common_seeds(runs, spec))
+        if factor is None:
+            rows.append([*cells, "-", f"{step_seconds(spec):.3f} s", "-", "-"])
+            continue
+        # One PC was not run with AdamW. There it counts as if it needed all-reduce's images.
+        usual_runs = select_runs(lines, optimizer)
+        seeds = common_seeds(usual_runs, ALONE)
+        alone_factor = image_factor(usual_runs, ALONE, seeds) if seeds else None
+        seconds, alone = run_seconds(spec, factor, start), run_seconds(ALONE, alone_factor or 1.0)
+        cells += [f"{factor:.2f}", f"{step_seconds(spec):.3f} s"]
+        rows.append([*cells, f"{seconds:.0f} s", f"{alone / seconds:.1f} x"])
+    head = ["optimizer", "SYNC", "first 75 steps", "paired seeds", "top-1 difference, points"]
+    head += ["95 % interval", "image factor", "step time", "whole run", "speed-up over one PC"]
+    return markdown.table(head, rows)
 
 
-def chart(told: dict) -> str:
-    """What each costs in accuracy (down) against its speed (to the right), as an SVG."""
+def chart(document: dict) -> str:
+    """Draw what each strategy costs in accuracy (down) and its speed (to the right), as an SVG."""
     width, height, left, top = 640, 340, 60, 20
-    one = run_seconds(ALONE)
-    points = [(EXACT, one / run_seconds(EXACT), 0.0, None, None)]
-    for spec, price_ in told["strategies"].items():
-        speed = one / run_seconds(spec)
-        points.append((spec, speed, price_["difference"], price_["low"], price_["high"]))
+    costs = {EXACT: AccuracyCost()}
+    costs |= {spec: AccuracyCost(**fields) for spec, fields in document["strategies"].items()}
     # What loses far more stands at the lower edge, with its figure, and leaves the others room.
-    least = max(-5.0, min(-1.0, *(p[2] for p in points))) - 0.5
-    x = lambda v: left + (width - left - 110) * v / 4  # noqa: E731
-    y = lambda v: top + (height - top - 50) * (1.0 - max(v, least)) / (1.0 - least)  # noqa: E731
-    out = [
+    lowest = max(-5.0, min(-1.0, *(cost.difference for cost in costs.values()))) - 0.5
+
+    def x(speed: float) -> float:
+        return left + (width - left - 110) * speed / 4
+
+    def y(points: float) -> float:
+        return top + (height - top - 50) * (1.0 - max(points, lowest)) / (1.0 - lowest)
+
+    parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         'font-family="sans-serif" font-size="12">',
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
@@ -441,52 +358,44 @@ def chart(told: dict) -> str:
         'stroke-dasharray="4"/>',
         f'<text x="{x(1) + 4:.1f}" y="{height - 56}" fill="#666">one machine</text>',
     ]
-    for step in range(5):
-        out.append(
-            f'<text x="{x(step):.1f}" y="{height - 32}" text-anchor="middle">{step} x</text>'
-        )
-    for mark in range(int(least), 2):
-        out.append(f'<text x="{left - 8}" y="{y(mark) + 4:.1f}" text-anchor="end">{mark:+d}</text>')
-    for spec, speed, mean, low, high in points:
-        if low is not None:
-            out.append(
-                f'<line x1="{x(speed):.1f}" x2="{x(speed):.1f}" y1="{y(min(high, 1)):.1f}" '
-                f'y2="{y(low):.1f}" stroke="#4477aa" opacity="0.5"/>'
+    for speed in range(5):
+        mark = f'text-anchor="middle">{speed} x</text>'
+        parts.append(f'<text x="{x(speed):.1f}" y="{height - 32}" {mark}')
+    for points in range(int(lowest), 2):
+        mark = f'text-anchor="end">{points:+d}</text>'
+        parts.append(f'<text x="{left - 8}" y="{y(points) + 4:.1f}" {mark}')
+    for spec, cost in costs.items():
+        speed, mean = run_seconds(ALONE) / run_seconds(spec), cost.difference
+        if cost.low is not None:
+            parts.append(
+                f'<line x1="{x(speed):.1f}" x2="{x(speed):.1f}" y1="{y(min(cost.high, 1)):.1f}" '
+                f'y2="{y(cost.low):.1f}" stroke="#4477aa" opacity="0.5"/>'
             )
-        out.append(f'<circle cx="{x(speed):.1f}" cy="{y(mean):.1f}" r="4" fill="#4477aa"/>')
-        name = spec if mean >= least else f"{spec}: {mean:+.0f}"
-        out.append(f'<text x="{x(speed) + 7:.1f}" y="{y(mean) + 4:.1f}">{name}</text>')
-    out.append(
+        parts.append(f'<circle cx="{x(speed):.1f}" cy="{y(mean):.1f}" r="4" fill="#4477aa"/>')
+        name = spec if mean >= lowest else f"{spec}: {mean:+.0f}"
+        parts.append(f'<text x="{x(speed) + 7:.1f}" y="{y(mean) + 4:.1f}">{name}</text>')
+    parts += [
         f'<text x="{width / 2}" y="{height - 10}" text-anchor="middle">images/s of four machines '
-        "at 1 Gbit/s over a whole run, one machine = 1 (ResNet-50)</text>"
-    )
-    out.append(
+        "at 1 Gbit/s over a whole run, one machine = 1 (ResNet-50)</text>",
         f'<text x="14" y="{height / 2}" text-anchor="middle" '
-        f'transform="rotate(-90 14 {height / 2})">'
-        "top-1, points against all-reduce</text></svg>"
-    )
-    return "\n".join(out) + "\n"
-
-
-def whole(lines: list[dict]) -> dict:
-    """prices.json."""
-    parts = {
-        "fonts": prices_with(lines, "sgd", study.FONTS),
-        "adam": adam_prices(lines, study.GLYPHS),
-        "adam_fonts": adam_prices(lines, study.FONTS),
-    }
-    return {**document(runs(lines)), **parts, "text": of_text(text.known(text.LINES))}
+        f'transform="rotate(-90 14 {height / 2})">top-1, points against all-reduce</text></svg>',
+    ]
+    return "\n".join(parts) + "\n"
 
 
 def main() -> None:
-    lines = study.known()
-    found, told = runs(lines), whole(lines)
-    PRICES.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    page = put(PAGE.read_text(encoding="utf-8"), "accuracy", accuracy_table(told))
-    PAGE.write_text(put(page, "adam", adam_table(told)), encoding="utf-8")
-    page = put(STUDY.read_text(encoding="utf-8"), "phases", phases_table(lines))
-    STUDY.write_text(put(page, "time", time_table(found)), encoding="utf-8")
-    CHART.write_text(chart(told), encoding="utf-8")
+    lines = study.read_runs()
+    document = make_prices(lines)
+    sgd_rows = cost_rows(document["strategies"], document["fonts"])
+    PRICES.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    for page, name, table in (
+        (PAGE, "accuracy", markdown.table(COST_HEAD, sgd_rows)),
+        (PAGE, "adam", adam_table(document)),
+        (STUDY_PAGE, "phases", phases_table(lines)),
+        (STUDY_PAGE, "time", time_table(select_runs(lines, "sgd"))),
+    ):
+        markdown.replace_part(page, f"<!-- {name} -->", f"<!-- end of {name} -->", table)
+    CHART.write_text(chart(document), encoding="utf-8")
 
 
 if __name__ == "__main__":

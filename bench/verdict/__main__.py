@@ -1,8 +1,8 @@
-"""Whether the report's verdict is right: forty trials on four machines of a lab, an hour and a half
-alone on this machine. One JSON line a trial in runs/verdicts.jsonl; broken off, it goes on where it
-was.
+"""Test the report's verdict by forty trials on four machines of a lab: an hour and a half, in which
+nothing else may run on this machine. Each trial adds a JSON line to runs/verdicts.jsonl, and a
+command that was stopped continues there.
 
-python -m bench.verdict                  # all that have no line yet
+python -m bench.verdict                  # all trials without a line
 python -m bench.verdict --only rate-1,nothing-1
 python -m bench.verdict --tree DIR --results FILE    # another checkout's make train and report
 python -m bench.verdict --seed WORD      # forty trials that the word draws (blind.py)
@@ -49,38 +49,39 @@ from contract.result_lines import WANTED, read_results
 from tests.lab.chaos_run import CHECKOUT, environment, read
 from tests.unit.launcher.guard_client import alive
 
-LIVE, REST = 60.0, 4.0  # seconds of a trial until `make status` is asked, and after that
-START, END = 180, 180  # seconds in which a run begins to step, and ends
-QUIET = 0.15  # of this machine's processors, before a trial
-# Short steps, that nothing but the fault makes longer.
+LIVE, REST = 60.0, 4.0  # seconds of a fault until `make status` is asked, and after that
+START, END = 180, 180  # seconds that a run may take until its first steps, and until its end
+QUIET = 0.15  # share of this machine's processors that may be busy before a trial
+# Options that keep steps short, so that only the fault makes them longer.
 TRAINER = (
     "--device cpu --augment none --lr 0.0001 --momentum 0 --weight_decay 0 --warmup_epochs 0 "
     "--image_size 32 --workers 1 --bucket_mb 1 --sync_warmup 0"
 )
-Lines = dict[str, Line]  # by trial
-BROKEN = (AssertionError, OSError, ValueError, subprocess.SubprocessError)  # a run that fails
-ADVICE = ("change", "predicted_images_per_second")  # what is kept of an advice
+Lines = dict[str, Line]  # by name of the trial
+BROKEN = (AssertionError, OSError, ValueError, subprocess.SubprocessError)  # a trial that fails
+ADVICE = ("change", "predicted_images_per_second")  # the fields of an advice that a line keeps
 
 
 class TrialRun:
-    """A run of a tree's `make train`, for one trial; `words` and `args` differ from its own."""
+    """A run of `make train` of the checkout `tree`, for one trial. `words`: variables of make,
+    and `args`: options of the trainer or the script, that replace the usual ones of the trial."""
 
     def __init__(self, cluster: Cluster, tree: Path, trial: Trial | Blind, words: Line, args: Line):
         self.cluster, self.tree, self.trial = cluster, tree, trial
-        self.mark = f"TANDEM_TEST_MARK={uuid.uuid4().hex}"
+        self.mark = f"TANDEM_TEST_MARK={uuid.uuid4().hex}"  # in each process's environment
         root = trial.fault.root
         is_share = trial.variant.is_share or trial.fault.right == "data_share"
         cluster.prepare(root, is_share, trial.usual)
         typed: dict[str, Any] = {"NODES": len(NODES), **words}
         if trial.variant.script:
-            own = {"--data": f"{root}/tiny", "--batch": BATCH, "--workers": 1, **args}
-            typed |= {"SCRIPT": HERE / "script.py", "FOLDER": HERE, "ARGS": joined(own)}
+            options = {"--data": f"{root}/tiny", "--batch": BATCH, "--workers": 1, **args}
+            typed |= {"SCRIPT": HERE / "script.py", "FOLDER": HERE, "ARGS": joined(options)}
         else:
             usual = f"{TRAINER} {trial.fault.args}".split()
-            own = dict(zip(usual[::2], usual[1::2])) | args
+            options = dict(zip(usual[::2], usual[1::2])) | args
             typed = {"BATCH": BATCH, "EPOCHS": 9, "PRECISION": "fp32", "BALANCE": "off", **typed}
             model = HERE / "workload.py"
-            typed |= {"DATA": "tiny", "MODEL": f"{model}:sleeper", "ARGS": joined(own)}
+            typed |= {"DATA": "tiny", "MODEL": f"{model}:sleeper", "ARGS": joined(options)}
         typed["INVENTORY"] = cluster.inventory(root, self.mark)
         self.log = cluster.scratch / f"{trial.name}.log"
         with self.log.open("w") as log:
@@ -101,14 +102,13 @@ class TrialRun:
         return self.tree / "runs" / read_results(self.log.read_text()).get("run", "none")
 
     def steps(self, node: int) -> list[Line]:
-        """The lines of a machine's rank, the start line first."""
+        """Return the lines that a machine's rank has recorded, the start line first."""
         files = [*self.folder.glob(f"nodes/node{node}/rank*.1.steps.jsonl")]
         text = files[0].read_text() if files else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
 
     def speed(self) -> float:
-        """Images a second of all ranks from the first step to the last, with all that was between
-        them but evaluation."""
+        """Return the images per second of all steps, with checkpoints, without evaluation."""
         images, seconds = 0.0, []
         for lines in filter(None, map(self.steps, NODES)):
             places = [place for place, line in enumerate(lines) if line["kind"] == "step"]
@@ -119,38 +119,38 @@ class TrialRun:
         return round(images / statistics.fmean(seconds), 2)
 
     def begin(self) -> dict[int, int]:
-        """Waits for its third step. {machine: its rank's process}."""
+        """Wait for the third step. Return {machine: process ID of its rank}."""
         until = time.monotonic() + START
-        while len(self.steps(1)) < 4:
+        while len(self.steps(1)) < 4:  # a start line and three steps
             assert self.process.poll() is None and time.monotonic() < until, self.last_output()
             time.sleep(0.2)
         return {node: pid for pid in alive(self.mark) for node in NODES if self.is_rank(pid, node)}
 
     def is_rank(self, pid: int, node: int) -> bool:
-        """Whether a process of this machine is the one that wrote the machine's start line."""
+        """Return whether a process wrote its machine's start line, which has the last of NSpid."""
         numbers = re.search(r"^NSpid:(.*)", read(pid, "status"), re.M)
-        own = self.steps(node)[:1] if f"TANDEM_NODE=node{node}" in environment(pid) else []
-        return bool(own and numbers and numbers[1].split()[-1] == str(own[0]["pid"]))
+        start = self.steps(node)[:1] if f"TANDEM_NODE=node{node}" in environment(pid) else []
+        return bool(start and numbers and numbers[1].split()[-1] == str(start[0]["pid"]))
 
     def idle(self, seconds: float) -> None:
+        """Wait, and keep the statistics of shares up to date."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self.cluster.count_shares()
             time.sleep(0.5)
 
     def read_json(self, *words: str) -> Any:
-        """What a command of the tree prints as JSON."""
+        """Return what a command of the tree prints as JSON."""
         return json.loads(run(".venv/bin/python", "-m", *words, "JSON=1", cwd=self.tree))
 
     def stop(self) -> None:
-        """As `kill` of the controller does. (What a shell started in the background hears no
-        Ctrl-C.)"""
+        """Stop the run by SIGTERM. (What a shell starts in the background ignores Ctrl-C.)"""
         if self.process.poll() is None:
             os.kill(int((self.folder / "controller.pid").read_text().split()[0]), signal.SIGTERM)
         self.process.wait(END)
 
     def __exit__(self, *_: object) -> None:
-        """Ends what is left."""
+        """Kill the processes that are left."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -164,7 +164,7 @@ def joined(options: Line) -> str:
 
 
 def carry_out(running: TrialRun, live: float) -> dict[str, Any]:
-    """What was seen in one run."""
+    """Make a trial's fault for `live` seconds of its run. Return the fields of its line."""
     ranks = running.begin()
     running.idle(running.trial.fault.after)
     before = processor_seconds()
@@ -174,15 +174,15 @@ def carry_out(running: TrialRun, live: float) -> dict[str, Any]:
         status = running.read_json("launcher", "status", f"RUN={running.folder.name}")
         busy = round(busy_since(before), 3)
         running.idle(REST)
-        running.stop()  # with the fault, as a person would
+        running.stop()  # while the fault is there, as a person would
     return {"live": live_answer(status), "busy": busy, **report_of(running)}
 
 
 def carry_out_blind(running: TrialRun, trial: Blind) -> Line:
-    """What was seen in one run that a seed drew."""
+    """Make the faults of a trial that a seed drew. Return the fields of its line."""
     ranks, before = running.begin(), processor_seconds()
     running.idle(trial.begins)
-    since = time.time()
+    since = time.time()  # when the right answer of `make status` changes
     with contextlib.ExitStack() as stack:
         stack.enter_context(Faults(running.cluster, ranks).make(*trial.faults))
         if trial.ends is not None:
@@ -191,12 +191,13 @@ def carry_out_blind(running: TrialRun, trial: Blind) -> Line:
             since = time.time()
         running.idle(STEPS - (trial.ends or trial.begins))
         until, busy = time.time(), round(busy_since(before), 3)
-        running.stop()  # with the fault, as a person would
+        running.stop()  # while the fault is there, as a person would
     live = list(answers(running.folder, since, until))
     return {**report_of(running), "busy": busy, "live": live}
 
 
 def report_of(running: TrialRun) -> dict[str, Any]:
+    """Return the fields of a line that come from the report of a finished run."""
     summary = running.read_json("report", f"RUN={running.folder.name}")
     attempt = json.loads((running.folder / "attempts.json").read_text())["attempts"][-1]
     text = (running.folder / "report.txt").read_text()
@@ -213,24 +214,25 @@ def report_of(running: TrialRun) -> dict[str, Any]:
 
 
 def compared(tree: Path, base: str, name: str) -> str:
-    """The cause that `make compare` shows to have grown most."""
+    """Return the cause that grew most from run `base` to run `name`, by `make compare`."""
     words = ("report", "compare", f"RUNS={base} {name}", "JSON=1")
     sides = json.loads(run(".venv/bin/python", "-m", *words, cwd=tree))["runs"]
     return grown_cause(sides[1]["changes"])
 
 
 def with_remedy(trial: Trial, advice: list[Line]) -> dict[str, Any] | None:
-    """What the report predicted of this remedy, and what is typed for it; None without it."""
-    found, way = find_remedy(trial.remedy, advice), REMEDIES[trial.remedy]
-    if found is None:
+    """Return {value, predicted, and `args` or `words` of TrialRun}. None if nothing was advised."""
+    advised, way = find_remedy(trial.remedy, advice), REMEDIES[trial.remedy]
+    if advised is None:
         return None
-    entry, value = found
+    entry, value = advised
     is_option = not way.variable or (trial.variant.script and trial.remedy != "NODES")
     typed = {"args": {way.option: value}} if is_option else {"words": {way.variable: value}}
     return {"value": value, "predicted": entry["predicted_images_per_second"], **typed}
 
 
 def try_blind(cluster: Cluster, trial: Blind, options: argparse.Namespace, _: Lines) -> Line:
+    """Run a trial that a seed drew. Return its line."""
     rules = run("git", "describe", "--always", "--dirty", "--abbrev=12", cwd=CHECKOUT).strip()
     line = {"trial": trial.name, "drawn": trial._asdict(), "commit": rules}
     try:
@@ -241,6 +243,7 @@ def try_blind(cluster: Cluster, trial: Blind, options: argparse.Namespace, _: Li
 
 
 def try_one(cluster: Cluster, trial: Trial, options: argparse.Namespace, known: Lines) -> Line:
+    """Run a trial. Return its line. `known`: the lines of the trials before it."""
     line: dict[str, Any] = {"trial": trial.name, "unix": round(time.time())}
     remedy: dict[str, Any] | None = {}
     try:
@@ -252,8 +255,8 @@ def try_one(cluster: Cluster, trial: Trial, options: argparse.Namespace, known: 
             remedy = with_remedy(trial, first["advice"])
             if remedy is None:
                 return line
-        more = {key: remedy.pop(key, {}) for key in ("words", "args")}
-        with TrialRun(cluster, options.tree, trial, **more) as running:
+        changes = {key: remedy.pop(key, {}) for key in ("words", "args")}
+        with TrialRun(cluster, options.tree, trial, **changes) as running:
             line |= {**carry_out(running, options.live), **remedy}
             if trial.remedy:
                 line["came"] = running.speed()
@@ -266,7 +269,7 @@ def try_one(cluster: Cluster, trial: Trial, options: argparse.Namespace, known: 
 
 
 def wait_for_quiet(anyway: bool) -> float:
-    """Returns when nothing else keeps this machine's processors busy: how much still does."""
+    """Wait until this machine's processors are quiet. Return the share that is still busy."""
     while (busy := busy_cores(3)) > QUIET and not anyway:
         print(f"{100 * busy:.0f} % of the processors are busy: waiting", flush=True)
         time.sleep(10)
@@ -274,6 +277,7 @@ def wait_for_quiet(anyway: bool) -> float:
 
 
 def carry_out_all(options: argparse.Namespace) -> None:
+    """Run the trials that have no whole line yet, and append their lines to the results."""
     known = {line["trial"]: line for line in tables.read(options.results)}
     whole = {name for name, line in known.items() if "broken" not in line}
     trials: Sequence[Trial | Blind] = (

@@ -1,9 +1,7 @@
-"""Forty trials that a seed draws, so that nobody knows them before: half of the runs are healthy,
-and in the others kind, strength, place and time of the fault are drawn.
+"""Draw forty trials by a seed, so that nobody knows them before they run. Half of the runs are
+healthy. In the others, the kind, strength, machine and time of the fault are drawn.
 
-A fault's `cost` is by how many times it makes a step longer by itself. What is right stands in
-bench/verdict.md, and in each trial before it runs.
-"""
+A fault of `cost` c alone makes a step 1 + c times as long. bench/verdict.md has the rules."""
 
 from __future__ import annotations
 
@@ -22,21 +20,26 @@ from bench.verdict.trials import BATCH, DISK, FILES, LIVE, SLOW_FILES, Fault, Li
 from report.status import Follower
 
 STEPS = 75.0  # seconds of a run after its third step
-TIMED = {"middle": (20.0, 30.0), "ends": (25.0, 35.0)}  # where a fault begins or ends
+# Faults that begin in the middle, or end before the run does: the range of that second.
+TIMED = {"middle": (20.0, 30.0), "ends": (25.0, 35.0)}
 CUT = 5.0  # seconds between two answers of `make status`
-GOOD = ("compute", "none")  # verdicts that call nothing wrong
+GOOD = ("compute", "none")  # verdicts that report no fault
+# {kind of fault: the right verdict}.
 CAUSES = {
     "rate": "network", "slow link": "slow_link", "decoding": "data_decode", "share": "data_share",
     "disk": "data_disk", "copies": "h2d", "slower": "straggler", "duty cycle": "straggler",
     "neighbour": "cpu_contention",
 }  # fmt: skip
+# Kinds of healthy runs: what differs between machines is too small to matter.
 HEALTHY = ("plain", "unequal", "neighbour below", "busy disk")
+# Of two faults, the larger one and the smaller one.
 FIRST, SECOND = ("rate", "decoding", "copies", "slower"), ("rate", "copies", "slower")
 
 
 class Blind(NamedTuple):
-    """A trial. `usual`: what each machine's /srv/trial.json has from the start; `faults`: methods
-    of faults.py with their words; `right`: causes, the larger first; `begins`, `ends`: seconds."""
+    """A trial. `usual`: what each machine's /srv/trial.json has from the start. `faults`: methods
+    of faults.py with their arguments. `right`: the right causes, that of the larger fault first.
+    `begins`, `ends`: seconds after the third step; None for a fault that stays."""
 
     name: str
     kinds: tuple[str, ...]
@@ -64,13 +67,14 @@ class Blind(NamedTuple):
 
 
 def draw(seed: str) -> list[Blind]:
-    """22 healthy runs, 8 with a fault, 4 with two, 4 with one from the middle on, 2 until then."""
+    """Return 22 healthy runs, 8 with a fault, 4 with two faults, 4 with a fault from the middle on,
+    and 2 with a fault until the middle, shuffled."""
     chance, trials = random.Random(seed), []
     plan = [*["healthy"] * 22, *["one"] * 8, *["two"] * 4, *["middle"] * 4, *["ends"] * 2]
     singles = chance.sample([*CAUSES], 8)
     for number, what in enumerate(plan, 1):
         healthy, nodes = HEALTHY[number % len(HEALTHY)], 4
-        # Seconds: steps of 0.24 to 0.96 s; shorter ones, of which 200 are judged, if they change.
+        # Steps of 0.24 to 0.96 s; shorter if the fault changes, since a verdict needs 200 of them.
         image = round(chance.uniform(*((0.015, 0.025) if what in TIMED else (0.03, 0.12))), 4)
         usual = {"image": image, "width": chance.choice((60_000, 125_000, 250_000))}
         if what == "healthy":
@@ -98,10 +102,11 @@ def draw(seed: str) -> list[Blind]:
 def make(
     chance: random.Random, nodes: int, usual: Mapping[str, float], kind: str, cost: float
 ) -> tuple[str, Mapping[str, Any]]:
-    """Turn a fault's cost into a method of faults.py and its words, for a model of this size."""
+    """Return (method of faults.py, its arguments) for a fault of this kind and cost."""
     step, node = BATCH * usual["image"], chance.randint(1, nodes)
     longer = (1 + cost) * step
     if kind in ("rate", "slow link"):
+        # 8 layers of fp32 values.
         sent = 2 * (nodes - 1) / nodes * 32 * usual["width"]
         # Three quarters of a step are backward, which hides the transfer.
         mbit = max(1, round(8e-6 * sent / (0.75 * step + cost * step)))
@@ -124,17 +129,17 @@ def make(
 
 
 def is_right(trial: Blind, line: Line) -> bool:
-    """By the rules of bench/verdict.md."""
+    """Judge the verdict of a trial's line, by the rules of bench/verdict.md."""
     second = (line.get("runner_up") or {}).get("cause")
-    if trial.ends is not None:  # it cost little of the whole run, and is to be named all the same
+    if trial.ends is not None:  # it cost little of the whole run, so being second is enough
         return trial.right[0] in (line["report"], second)
     named = (line["report"], *([second] if len(trial.right) > 1 else []))
     return named == trial.right or (trial.healthy and line["report"] in GOOD)
 
 
 def answers(folder: Path, begin: float, end: float) -> Iterator[tuple[float, str]]:
-    """The seconds since `begin` (Unix time), and the answer that `make status` gave at that time,
-    by the records cut there."""
+    """Yield (seconds since `begin`, the answer of `make status` at that time). It is computed from
+    the records that were there at that time. `begin`, `end`: Unix time."""
     plan, files = (folder / "plan.json").read_bytes(), sorted(folder.glob("nodes/*/*.jsonl"))
     timed = {path.relative_to(folder): list(timed_lines(path)) for path in files}
     running = {"status": "running", "attempts": []}
@@ -157,8 +162,8 @@ def answers(folder: Path, begin: float, end: float) -> Iterator[tuple[float, str
 
 
 def timed_lines(path: Path) -> Iterator[tuple[float, str]]:
-    """Each line of a record, with the Unix time at which it was written. A machine's lines have
-    times; those of a rank add up, except one on a silence."""
+    """Yield (Unix time at which it was written, line) for each line of a record. A machine's lines
+    have a time. A rank's lines have durations that add up, except that of a stall (`idle`)."""
     unix = 0.0
     for text in path.read_text().splitlines(keepends=True):
         line = json.loads(text) if text.endswith("\n") else {}
@@ -168,10 +173,10 @@ def timed_lines(path: Path) -> Iterator[tuple[float, str]]:
 
 
 def live_seconds(trial: Blind, series: list[tuple[float, str]]) -> float | None:
-    """Seconds since the fault's beginning, or since its end, until two answers in a row are right;
-    None if they never are."""
-    over = trial.ends is not None or trial.healthy
-    right = GOOD if over else {trial.right[0], LIVE.get(trial.right[0])}
+    """Return the seconds from the fault's beginning, or its end, until two answers in a row are
+    right; None if they never are."""
+    is_over = trial.ends is not None or trial.healthy
+    right = GOOD if is_over else {trial.right[0], LIVE.get(trial.right[0])}
     for (since, answer), (_, following) in zip(series, series[1:]):
         if answer in right and following in right:
             return since
@@ -179,7 +184,7 @@ def live_seconds(trial: Blind, series: list[tuple[float, str]]) -> float | None:
 
 
 def interval(good: int, total: int) -> str:
-    """A share with Wilson's 95 % interval."""
+    """Format a share with Wilson's 95 % interval."""
     if not total:
         return "-"
     share, z2 = good / total, 1.96**2
@@ -190,16 +195,18 @@ def interval(good: int, total: int) -> str:
 
 
 def table(seed: str, lines: list[Line]) -> str:
-    """The confusion matrix of a pass, and its figures, in Markdown."""
+    """Return the figures and the confusion matrix of a seed's trials, in Markdown."""
     trials = {trial.name: trial for trial in draw(seed)}
     whole = [(trials[e["trial"]], e) for e in lines if "broken" not in e and e["trial"] in trials]
-    said = sorted({e["report"] for _, e in whole})
-    rows = [["what is right", *(f"`{name}`" for name in said), "right"], ["---"] * (len(said) + 2)]
+    names = sorted({e["report"] for _, e in whole})
+    head = ["what is right", *(f"`{name}`" for name in names), "right"]
+    rows = [head, ["---"] * (len(names) + 2)]
     for right in dict.fromkeys(row_of(trial) for trial in trials.values()):
-        own = [(trial, e) for trial, e in whole if row_of(trial) == right]
-        counts = Counter(e["report"] for _, e in own)
-        good = sum(is_right(trial, e) for trial, e in own)
-        rows.append([right, *(str(counts[name] or "") for name in said), interval(good, len(own))])
+        pairs = [(trial, e) for trial, e in whole if row_of(trial) == right]
+        counts = Counter(e["report"] for _, e in pairs)
+        good = sum(is_right(trial, e) for trial, e in pairs)
+        cells = [str(counts[name] or "") for name in names]
+        rows.append([right, *cells, interval(good, len(pairs))])
     calm = [e["report"] in GOOD for trial, e in whole if trial.healthy]
     waits = [(live_seconds(trial, e["live"]), trial) for trial, e in whole if e["live"]]
     faults = [seconds for seconds, trial in waits if not trial.healthy]
@@ -214,6 +221,6 @@ def table(seed: str, lines: list[Line]) -> str:
 
 
 def row_of(trial: Blind) -> str:
-    """The row of a trial in the table."""
+    """Return the title of a trial's row in the table."""
     place = " from the middle" if trial.begins else ", that ends" if trial.ends else ""
     return " before ".join(f"`{cause}`" for cause in trial.right) + place

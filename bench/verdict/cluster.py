@@ -1,5 +1,5 @@
-"""Four machines of a lab with the images of the trials. Their processes are this machine's, too,
-and what they read is written from here, below the root of their first process."""
+"""Run four machines of a lab with the images of the trials. Their processes are also processes of
+this machine, which writes their files below the root of their first process (/proc/PID/root)."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from tests.lab.chaos_run import commands, read
 from tests.lab.conftest import RunningLab
 
 HERE = Path(__file__).parent
-RATE = "1gbit"  # of all links, where no fault changes it
-IMAGES, FILE_BYTES = 4_000, 1 << 17  # tiny pictures in files of a usual size
+RATE = "1gbit"  # of all links without a fault
+IMAGES, FILE_BYTES = 4_000, 1 << 17  # tiny pictures, in files as large as photographs
+# A line of /proc/mounts. The machines read it from /srv/proc, so that they seem to have a share.
 SHARE = "nas:/images /srv/share nfs4 rw 0 0\n"
 
 
 def run(*words: object, **options) -> str:
-    """Standard output of a command that has to succeed."""
+    """Run a command that has to succeed. Return its standard output."""
     options = {"check": True, "capture_output": True, "text": True, **options}
     return subprocess.run([str(word) for word in words], **options).stdout
 
 
 def make_images(folder: Path, linked: bool) -> None:
-    """A data set, `linked`: of links to one file, else of files that are to be read one by one."""
+    """Write a data set. `linked`: its images are links to one file, so only the first is read."""
     from PIL import Image
 
     picture = folder / "picture.jpg"
     Image.linear_gradient("L").resize((8, 8)).convert("RGB").save(picture)
     data = picture.read_bytes()
-    # Not of zeros, which no disk keeps.
+    # Disks may store a file of zeros without reading or writing it.
     picture.write_bytes(data + os.urandom(FILE_BYTES - len(data)))
     for split, count in (("train", IMAGES), ("val", 2 * BATCH)):
         for number in range(count):
@@ -46,7 +47,8 @@ def make_images(folder: Path, linked: bool) -> None:
 
 
 class Cluster:
-    """`python`: of the machines' environment."""
+    """`python`: of the machines' environment; `roots`: {machine: its root directory}; `loops`: the
+    devices of their disks."""
 
     def __init__(self) -> None:
         self.lab = RunningLab(f"verdict-{os.getpid()}")
@@ -63,7 +65,8 @@ class Cluster:
         return self
 
     def start(self) -> None:
-        ready = any((CACHE / "envs" / RELEASES[0]).glob("cpu-*/bin/python"))  # by an earlier lab
+        # An earlier lab may have provisioned the environment.
+        ready = any((CACHE / "envs" / RELEASES[0]).glob("cpu-*/bin/python"))
         self.lab("up", "--nodes", str(len(NODES)), "--rate", RATE, *["--no-bundle"] * ready)
         if not ready:
             # The trials bring their own images, so the checkout needs no data sets.
@@ -76,7 +79,7 @@ class Cluster:
         packed = self.scratch / "tiny.tar"
         run("tar", "-cf", packed, "-C", self.scratch, "tiny")
         for node in self.nodes:
-            # Where BBR is the default it goes on by the rate that it saw before a link was shaped.
+            # BBR, where it is the default, keeps the rate from before a link was shaped.
             self.run_in_network(node.index, "sysctl", "-qw", "net.ipv4.tcp_congestion_control=reno")
             for folder in (FILES, SLOW_FILES, f"{DISK}/tiny", "/srv/proc"):
                 self.path(node.index, folder).mkdir(parents=True, exist_ok=True)
@@ -86,7 +89,7 @@ class Cluster:
             self.write(node.index, "/etc/ld.so.preload", "/srv/slow_files.so\n")
 
     def first_process(self, node: Node) -> Path:
-        """The root of its processes, as this machine sees it."""
+        """Return a machine's root directory, as this machine sees it."""
         group = f"/{self.lab.name}/{node.name}"
         pids = [pid for pid, _ in commands() if group in read(pid, "cgroup")]
         (pid,) = [pid for pid in pids if read(pid, "comm") == "systemd\n" and is_first(pid)]
@@ -96,7 +99,7 @@ class Cluster:
         return self.roots[node] / path.lstrip("/")
 
     def write(self, node: int, path: str, text: str) -> None:
-        """A file of a machine, whole at any moment; none where the text is empty."""
+        """Replace a file of a machine at once. An empty text removes the file."""
         file = self.path(node, path)
         if text:
             new = file.with_name(f"{file.name}.new")
@@ -107,29 +110,30 @@ class Cluster:
             file.unlink(missing_ok=True)
 
     def run_in_network(self, node: int, *words: object) -> str:
-        """A command of this machine in the network of one of those."""
+        """Run a command of this machine in the network namespace of a machine."""
         return run("ip", "netns", "exec", self.nodes[node - 1].netns, *words)
 
     def run_among_files(self, node: int, line: str) -> str:
-        """A command line among the files of one of them."""
+        """Run a command line that sees the files of a machine."""
         pid = self.roots[node].parent.name
         return run("nsenter", "--target", pid, "--mount", "sh", "-c", line)
 
     def make_disks(self) -> None:
-        """A disk of its own for each machine, of one file that all read past this one's memory."""
+        """Give each machine a disk of its own. All are one file, which is read without caches."""
         image, folder = self.scratch / "disk.img", self.scratch / "on-disk"
         folder.mkdir()
         make_images(folder, linked=False)
         run("mke2fs", "-q", "-t", "ext4", "-d", folder, image, "700m")
         shutil.rmtree(folder)
         for node in NODES:
-            own = ("--find", "--show", "--read-only", "--direct-io=on", image)
-            self.loops.append(run("losetup", *own).strip())
+            words = ("--find", "--show", "--read-only", "--direct-io=on", image)
+            self.loops.append(run("losetup", *words).strip())
             number = self.loops[-1].removeprefix("/dev/loop")
             self.run_among_files(node, f"mknod {self.loops[-1]} b 7 {number} 2>/dev/null || true")
 
     def prepare(self, root: str, is_share: bool, usual: Mapping[str, float]) -> None:
-        """Before a run: no trace of the one before, nothing of the disks in memory."""
+        """Remove the traces of the run before. `root`: where the images are; `is_share`: they seem
+        to be on a share; `usual`: the content of /srv/trial.json."""
         if root == DISK and not self.loops:
             self.make_disks()
         for node in NODES:
@@ -144,7 +148,7 @@ class Cluster:
                 self.run_among_files(node, f"umount {DISK} 2>/dev/null; mount -o ro {loop} {DISK}")
 
     def count_shares(self) -> None:
-        """Writes the statistics of the made-up shares by what was read."""
+        """Update the statistics of the machines' shares by the bytes that were read."""
         for node in NODES:
             if self.path(node, "/srv/proc/mounts").exists():
                 read = sum(map(int, self.path(node, "/srv/share.count").read_text().split()))
@@ -177,24 +181,25 @@ class Cluster:
 
 
 def is_first(pid: int) -> bool:
-    """Whether a process is the first of its machine."""
+    """Return whether a process is the first of its machine, which has ID 1 there."""
     lines = read(pid, "status").splitlines()
     return any(line.split() == ["NSpid:", str(pid), "1"] for line in lines)
 
 
 def busy_cores(seconds: float) -> float:
-    """The share of this machine's processors that is busy meanwhile."""
+    """Return the share of this machine's processors that is busy during these seconds."""
     before = processor_seconds()
     time.sleep(seconds)
     return busy_since(before)
 
 
 def processor_seconds() -> tuple[float, float]:
-    """Idle and all."""
+    """Return (idle seconds, all seconds) of this machine's processors since it was started."""
     numbers = [float(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
     return numbers[3] + numbers[4], sum(numbers)
 
 
 def busy_since(before: Iterable[float]) -> float:
+    """Return the share of the processors that was busy. `before`: of processor_seconds."""
     idle, total = (now - then for now, then in zip(processor_seconds(), before))
     return 1 - idle / total if total else 0.0

@@ -1,4 +1,4 @@
-"""The faults of the trials. Each method makes one, and says beforehand how it is undone."""
+"""The faults of the trials. Each method of Faults makes one, and first registers how to undo it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bench.verdict.cluster import RATE, Cluster
 from bench.verdict.trials import NODES, SLOW_FILES
 
 BLKIO = Path("/sys/fs/cgroup/blkio")
-PERIOD, STOPPED = 0.2, 0.09  # seconds of a duty cycle
+PERIOD, STOPPED = 0.2, 0.09  # seconds of a duty cycle, and of its part in which a rank is stopped
 
 
 class Faults:
-    """`ranks`: {machine: its rank's process}, as this machine knows it."""
+    """Makes faults. `ranks`: {machine: process ID of its rank, as this machine knows it}."""
 
     def __init__(self, cluster: Cluster, ranks: Mapping[int, int]):
         self.cluster, self.ranks = cluster, ranks
@@ -28,7 +28,7 @@ class Faults:
 
     @contextlib.contextmanager
     def make(self, *faults: tuple[str, Mapping[str, Any]]) -> Iterator[None]:
-        """Within, there are these faults: methods with their words."""
+        """Make these faults (methods and their arguments) for the time of a `with` block."""
         with self.undo:
             for method, words in faults:
                 getattr(self, method)(**words)
@@ -42,8 +42,9 @@ class Faults:
         self.cluster.shape(f"{mbit}mbit", node)
 
     def loss(self, percent: float, node: int | None = None) -> None:
-        """Of what comes to all machines; with `node`, of what it sends and gets."""
+        """Drop packets that come to all machines; with `node`, those that it sends or receives."""
         for each in NODES:
+            # Each machine drops what it receives, so the others drop what `node` sends.
             sender = f"ip saddr {self.cluster.nodes[node - 1].address}" if node else ""
             drop = f"numgen random mod 1000 < {10 * percent:.0f} drop"
             rule = drop if each == node else f"{sender} {drop}"
@@ -56,7 +57,7 @@ class Faults:
         self.loss(percent, node)
 
     def write(self, node: int | None, path: str, text: str, usual: str = "") -> None:
-        """A file of one machine or of all."""
+        """Write a file of one machine or of all. `usual`: its content without the fault."""
         for each in [node] if node else NODES:
             self.undo.callback(self.cluster.write, each, path, usual)
             self.cluster.write(each, path, text)
@@ -64,11 +65,12 @@ class Faults:
     def slow_files(
         self, milliseconds: float, node: int | None = None, computes: bool = False
     ) -> None:
+        """Delay each file behind slow_files.c, by waiting or by computing."""
         words = f"{'burn ' if computes else ''}{1000 * milliseconds:.0f}\n"
         self.write(node, f"{SLOW_FILES}.delay", words, "0\n")
 
     def change(self, node: int | None = None, **values: Any) -> None:
-        """What workload.py reads, beside what another fault changed."""
+        """Change values that workload.py reads. Values that another fault changed stay."""
         for each in [node] if node else NODES:
             before = self.cluster.path(each, "/srv/trial.json")
             usual = before.read_text() if before.exists() else ""
@@ -76,7 +78,7 @@ class Faults:
             self.write(each, "/srv/trial.json", json.dumps(changed), usual)
 
     def throttle(self, what: str, bytes_per_second: float, nodes: Sequence[int]) -> None:
-        """The processes of these ranks together, on the disk that the lab's files are on."""
+        """Limit what the processes of these ranks together read or write on the lab's disk."""
         device = Path("/var/lib/tandem-lab").stat().st_dev
         disk = f"{os.major(device)}:{os.minor(device)}"
         group = BLKIO / f"verdict-{os.getpid()}"
@@ -99,7 +101,7 @@ class Faults:
         self.throttle("write", 1e6 * megabytes * len(NODES), NODES)
 
     def busy_disk(self) -> None:
-        """A program reads this machine's disk without pause; no rank waits for it."""
+        """Read this machine's disk without pause. No rank waits for that."""
         device = Path("/var/lib/tandem-lab").stat().st_dev
         disk = f"/dev/block/{os.major(device)}:{os.minor(device)}"
         line = f"while dd if={disk} of=/dev/null bs=4M iflag=direct; do :; done"
@@ -110,7 +112,7 @@ class Faults:
         self.undo.callback(os.killpg, process.pid, signal.SIGKILL)
 
     def duty_cycle(self, node: int, stopped: float = STOPPED) -> None:
-        """The rank is stopped for a part of each period."""
+        """Stop a rank for a part of each period."""
         over, pid = threading.Event(), self.ranks[node]
 
         def cycle() -> None:
@@ -126,15 +128,15 @@ class Faults:
         self.undo.callback(over.set)
 
     def neighbours(self, node: int, programs: int, burn: float = 0.06) -> None:
-        """That machine's rank and so many programs on one processor, the other ranks elsewhere; all
-        ranks compute for `burn` seconds a step."""
+        """Run so many programs on one processor with a machine's rank, and the other ranks on other
+        processors. All ranks compute for `burn` seconds per step."""
         self.change(burn=burn)
         last = max(os.sched_getaffinity(0))
         for each, pid in self.ranks.items():
             self.undo.callback(pin, pid, f"0-{last}")
             pin(pid, f"{last}" if each == node else f"0-{last - 1}")
         for _ in range(programs):
-            # In a session of its own: the kernel gives each an equal share.
+            # The kernel gives each session an equal share of the processor.
             busy = ["taskset", "-c", str(last), "sh", "-c", "while :; do :; done"]
             process = subprocess.Popen(busy, start_new_session=True)
             self.undo.callback(process.wait)
@@ -142,6 +144,7 @@ class Faults:
 
 
 def empty(group: Path) -> None:
+    """Remove a group of blkio. Its processes go back to the root group."""
     for pid in (group / "cgroup.procs").read_text().split():
         with contextlib.suppress(ProcessLookupError):
             (BLKIO / "cgroup.procs").write_text(pid)
@@ -149,13 +152,14 @@ def empty(group: Path) -> None:
 
 
 def pin(pid: int, processors: str) -> None:
+    """Let all threads of a process run on these processors only."""
     words = ["taskset", "-acp", processors, str(pid)]
     subprocess.run(words, check=False, capture_output=True)
 
 
 def children(pid: int) -> list[int]:
     return [
-        int(one)
+        int(child)
         for path in Path(f"/proc/{pid}/task").glob("*/children")
-        for one in path.read_text().split()
+        for child in path.read_text().split()
     ]

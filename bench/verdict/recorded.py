@@ -1,4 +1,5 @@
-"""What no machine of the lab has, made up of records: memory and swap of its own, a GPU's clock."""
+"""Faults of the trials that no machine of the lab can have: swapping, and a GPU's low clock. Their
+machines exist only as records."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from tests.unit.report.test_recorded_machines import record
 
 
 def make_recorded(fault: str, scratch: Path) -> dict[str, Any]:
-    """What the report says of a run of such machines, of which node3 is slow."""
+    """Write the records of a run in which node3 is slow. Return the fields of a trial's line."""
     run = RunBuilder(scratch / fault, gpu=fault == "clock", **STRAGGLER).write()
     if fault == "clock":
         change_lines(run / "nodes/node3/machine.1.jsonl", throttle)
@@ -33,4 +34,5 @@ def make_recorded(fault: str, scratch: Path) -> dict[str, Any]:
 
 
 def throttle(line: dict[str, Any]) -> dict[str, Any]:
+    """Return a line of machine.jsonl with a lower clock of its GPUs."""
     return {**line, "gpus": [{**gpu, "clock_sm": 600} for gpu in line.get("gpus", [])]}

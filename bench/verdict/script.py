@@ -1,4 +1,4 @@
-"""A training script as people have them, with the two lines that time its steps."""
+"""A training script of a user, with the two calls that time its steps (timed and step)."""
 
 import argparse
 import signal
@@ -16,7 +16,7 @@ from tandem.timings import step, timed
 
 
 class Images(Dataset):
-    """The first bytes of each file, for an image."""
+    """Images made of the first bytes of each file. Their class is the parity of their number."""
 
     def __init__(self, folder):
         self.files = sorted(Path(folder, "train").glob("*/*.jpg"))

@@ -1,4 +1,4 @@
-"""The results of the trials as tables of bench/verdict.md, and whether they are good enough."""
+"""Write the results of the trials into bench/verdict.md, and say whether they are good enough."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.lab.chaos_run import CHECKOUT
 
 PAGE = CHECKOUT / "bench/verdict.md"
 BEGIN, END = "<!-- matrix -->\n", "<!-- end of matrix -->\n"
-RIGHT = 38  # of 40
-NEAR = 0.15  # of the predicted speed, within which a remedy comes true
+RIGHT = 38  # of 40 trials, at least
+NEAR = 0.15  # relative error of a predicted speed that counts as right
 
 
 def read(results: Path) -> list[Line]:
-    """The newest line of each trial that is whole."""
+    """Return the newest whole line of each trial."""
     text = results.read_text() if results.exists() else ""
     lines = [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
     return [*{line["trial"]: line for line in lines}.values()]
@@ -27,11 +27,13 @@ def is_right(fault: Fault, line: Line) -> bool:
 
 
 def is_live_right(fault: Fault, line: Line) -> bool:
+    """Return whether the answer of `make status` is right."""
     right = fault.right.split()
     return line["live"] in {*right, *map(LIVE.get, right)}
 
 
 def has_grown(fault: Fault, line: Line) -> bool:
+    """Return whether `make compare` shows that the right cause grew most."""
     return line["grew"] in fault.right.replace("compute", "nothing").split()
 
 
@@ -40,6 +42,7 @@ def share(good: list[bool]) -> str:
 
 
 def words_of(trial: Trial, line: Line) -> str:
+    """Return a trial's result for the terminal."""
     if "report" not in line:
         return f"{trial.name}: {line.get('broken') or 'not advised'}"
     busy = f"{100 * line.get('busy', 0):.0f} % of the processors busy"
@@ -51,36 +54,37 @@ def words_of(trial: Trial, line: Line) -> str:
 
 
 def off(line: Line) -> str:
-    """By how much a speed differs from what was predicted."""
+    """Return the relative error of a predicted speed."""
     return f"{100 * (line['came'] / line['predicted'] - 1):+.0f} %"
 
 
 def matrix(lines: list[Line]) -> str:
-    """A row for each fault; before the first run, the rule alone."""
+    """Return the table with a row for each fault."""
     rows = [
         ["what is done", "expected verdict", "trials", "report", "`make status`", "`make compare`"]
     ]
     rows.append(["---"] * len(rows[0]))
     for name, fault in FAULTS.items():
         trials = [trial for trial in all_trials() if trial.kind == name]
-        own = lines_of(trials, lines)
-        wrong = Counter(line["report"] for line in own if not is_right(fault, line))
-        said = ", ".join(f"{count} x `{answer}`" for answer, count in wrong.items())
-        report = share([is_right(fault, line) for line in own]) + (said and f" ({said})")
-        live = share([is_live_right(fault, line) for line in own if "live" in line])
-        grew = share([has_grown(fault, line) for line in own if "grew" in line])
+        whole = lines_of(trials, lines)
+        wrong = Counter(line["report"] for line in whole if not is_right(fault, line))
+        answers = ", ".join(f"{count} x `{answer}`" for answer, count in wrong.items())
+        report = share([is_right(fault, line) for line in whole]) + (answers and f" ({answers})")
+        live = share([is_live_right(fault, line) for line in whole if "live" in line])
+        grew = share([has_grown(fault, line) for line in whole if "grew" in line])
         right = " or ".join(f"`{answer}`" for answer in fault.right.split())
         rows.append([f"{name}: {fault.text}", right, f"{len(trials)}", report, live, grew])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def lines_of(trials: list[Trial], lines: list[Line]) -> list[Line]:
+    """Return the lines of these trials, without those whose run failed."""
     names = {trial.name for trial in trials}
     return [line for line in lines if line["trial"] in names and "broken" not in line]
 
 
 def remedies(lines: list[Line]) -> str:
-    """What was advised and tried."""
+    """Return the table with a row for each remedy that was tested."""
     rows = [
         ["trial", "advice", "predicted images/s", "measured images/s", "difference"],
         ["---"] * 5,
@@ -97,14 +101,14 @@ def predicted(lines: list[Line]) -> list[Line]:
 
 
 def write(lines: list[Line]) -> None:
-    """Between the marks of the page."""
+    """Replace the tables of the page."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     text = f"{matrix(lines)}\n{remedies(lines)}"
     PAGE.write_text(f"{before}{BEGIN}{text}{END}{rest.partition(END)[2]}")
 
 
 def write_blind(seed: str, text: str) -> None:
-    """The table of a seed: in the place of its last one, or behind those of other seeds."""
+    """Replace the table of a seed on the page, or add it after those of other seeds."""
     begin, end, last = (
         f"<!-- seed {seed} -->\n",
         "<!-- end of seed -->\n",
@@ -118,7 +122,7 @@ def write_blind(seed: str, text: str) -> None:
 
 
 def conclude(lines: list[Line]) -> int:
-    """Prints what all came to; the exit code."""
+    """Print the result of all trials. Return the exit code: 0 if they are good enough."""
     trials = {trial.name: trial for trial in all_trials()}
     whole = lines_of([*trials.values()], lines)
     wrong = [line for line in whole if not is_right(trials[line["trial"]].fault, line)]
@@ -126,7 +130,7 @@ def conclude(lines: list[Line]) -> int:
     networks = {"network", "slow_link"}
     blamed = [e for e in blamed if networks & {*trials[e["trial"]].fault.right.split()}]
     live = [is_live_right(trials[line["trial"]].fault, line) for line in whole if "live" in line]
-    near = [abs(x["came"] / x["predicted"] - 1) <= NEAR for x in predicted(lines)]
+    near = [abs(e["came"] / e["predicted"] - 1) <= NEAR for e in predicted(lines)]
     least = min((line["accounted"] for line in whole), default=0.0)
     for line in wrong:
         print(words_of(trials[line["trial"]], line))

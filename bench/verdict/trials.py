@@ -1,8 +1,8 @@
-"""The forty trials, and the rule by which each is right: fixed before the first run. What is right
-for a fault is said here and in README.md; no threshold of the report is changed for one trial.
+"""The forty trials, and for each fault the verdict that is right. Both were fixed before the first
+run. No threshold of the report is changed for a trial.
 
-A trial is a run of its own on four machines that do nothing else but sleep (workload.py). Its fault
-begins at the third step (where nothing goes on with it, 15 s later) and is there until the run is
+Each trial is a run of its own on four machines that sleep instead of computing (workload.py). Its
+fault begins at the third step, or 15 s later if it lets no step end. It stays until the run is
 stopped, a little more than a minute later.
 """
 
@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 
 SEED = 20260
 BATCH, NODES = 8, (1, 2, 3, 4)
-# Where the images are: with the nodes' other files, behind slow_files.c, or on a disk of their own.
+# Where the images are: with a machine's other files, behind slow_files.c, or on their own disk.
 FILES, SLOW_FILES, DISK = "/srv/trials", "/srv/share", "/srv/disk"
-STEPS_ALONE = "--trial 3000"  # seconds: until it is stopped
-Line = Mapping[str, Any]  # of the file of results: what a trial said
+STEPS_ALONE = "--trial 3000"  # train for so many seconds, which is until the run is stopped
+Line = Mapping[str, Any]  # a line of the file of results
 
 
 class Variant(NamedTuple):
-    """`words`: of a fault's method in faults.py; `remedies`: of REMEDIES, those of which the report
-    predicts a gain that is tried; `is_share`: the slow files are a share's though they are not to
-    be blamed."""
+    """One way to make a fault. `script`: a training script runs, not the trainer. `words`: the
+    arguments of the fault's method. `remedies`: names of REMEDIES whose predicted gain is tested.
+    `is_share`: the images are on a share, which is not the cause."""
 
     script: bool
     words: Mapping[str, Any] = {}
@@ -44,10 +44,9 @@ def script(*remedies: str, **words: Any) -> Variant:
 @dataclass(frozen=True)
 class Fault:
     """`text`: what is done. `method`: of faults.py, which also undoes it; "" for machines that are
-    made up of records. `right`: what the report may call it, with spaces between: a value of
-    `bottleneck`, or what `report_answer` makes of a run that stands or has ended. `compared`:
-    whether `make compare` is to show that the same cause grew most. `after`: seconds of steps
-    without it, where no step is made with it."""
+    only records. `right`: the right answers of `report_answer`, with spaces between. `compared`:
+    whether `make compare` should show that the same cause grew most. `root`: where the images are.
+    `args`: options of the trainer. `after`: seconds before a fault that lets no step end."""
 
     text: str
     method: str
@@ -112,13 +111,13 @@ FAULTS = {
 
 
 class Trial(NamedTuple):
-    """`remedy`: of REMEDIES, where it is that trial again with what its report advised."""
+    """A run. `remedy`: a name of REMEDIES, if this repeats a trial with what its report advised."""
 
     name: str
     kind: str  # of FAULTS
     variant: Variant
     remedy: str = ""
-    usual: Mapping[str, float] = {}  # what workload.py reads from the start
+    usual: Mapping[str, float] = {}  # what /srv/trial.json has from the start
 
     @property
     def fault(self) -> Fault:
@@ -126,18 +125,18 @@ class Trial(NamedTuple):
 
     @property
     def repeats(self) -> list[Trial]:
-        """With each remedy that is tried."""
+        """Return the same trial with each remedy that is tested."""
         names = self.variant.remedies
         return [self._replace(name=f"{self.name}+{name}", remedy=name) for name in names]
 
 
 def base_of(script: bool) -> str:
-    """The trial with which others of its kind are compared."""
+    """Return the name of the trial with which `make compare` compares the others."""
     return "nothing-2" if script else "nothing-1"
 
 
 def all_trials() -> list[Trial]:
-    """In the order in which they are done: what others are compared with first."""
+    """Return the trials in their order: those that others are compared with come first."""
     trials = [
         Trial(f"{name.replace(' ', '-')}-{number}", name, variant)
         for name, fault in FAULTS.items()
@@ -148,8 +147,8 @@ def all_trials() -> list[Trial]:
 
 
 class Way(NamedTuple):
-    """How a remedy is tried: by what its advice begins or contains, with its value or else `value`,
-    and the variable of make and the option of the trainer or the script that take it."""
+    """How a remedy is applied. `advice`: a pattern of the report's advice, whose group is the
+    value, or else `value`. `variable`: of make; `option`: of the trainer or the script."""
 
     advice: str
     value: str
@@ -161,7 +160,8 @@ REMEDIES = {
     "SYNC": Way(r'^SYNC=(\S+): |attach\(model, "([^"]+)"', "", "SYNC", "--sync"),
     "BATCH": Way("^twice the BATCH", f"{2 * BATCH}", "BATCH"),
     "NODES": Way(r"^NODES=(\d)", "", "NODES"),
-    # By hand, as `auto` would: machines of a lab are of one kernel, for which it keeps equal parts.
+    # These are the parts that `auto` would choose for PCs. Machines of a lab share a kernel, so
+    # `auto` would keep equal parts.
     "BALANCE": Way("^BALANCE=auto", "16:16:10:16", "BALANCE"),
     "WORKERS": Way("^twice the loader processes", "2", option="--workers"),
     "SAVING": Way("^save half as often", "16", option="--checkpoint_every"),
@@ -169,7 +169,7 @@ REMEDIES = {
 
 
 def find_remedy(name: str, advice: list[Line]) -> tuple[Line, str] | None:
-    """The entry of the report's advice that is this remedy, and its value; None without one."""
+    """Return (the entry of the report's advice with this remedy, the value). None without it."""
     way = REMEDIES[name]
     for entry in advice:
         if match := re.search(way.advice, entry["change"]):
@@ -177,7 +177,7 @@ def find_remedy(name: str, advice: list[Line]) -> tuple[Line, str] | None:
     return None
 
 
-# What `make status` calls those whose reason only the report says.
+# {verdict of the report: what `make status` calls it, which shows less detail}.
 LIVE = {
     **{"slow_link": "network", "cpu_contention": "straggler"},
     **dict.fromkeys(("data_disk", "data_share", "data_decode"), "data"),
@@ -185,7 +185,7 @@ LIVE = {
 
 
 def live_answer(status: Line) -> str:
-    """What JSON of `make status` says of a run."""
+    """Return the answer that the JSON of `make status` contains."""
     if status.get("hang"):
         hosts = sorted({host for host, _ in status["hang"]["ranks"]})
         return f"{'-'.join(hosts) or 'all'}-stands"
@@ -195,8 +195,9 @@ def live_answer(status: Line) -> str:
 
 
 def report_answer(summary: Line, silent_ranks: list[str]) -> str:
-    """What summary.json says, and attempts.json of ranks that stood when the run was stopped: those
-    that did not enter a sum, or else those that stand elsewhere than most."""
+    """Return a summary's bottleneck, `HOST-ended` of a failed run, or `HOST-stands` if ranks stood
+    at its end. `silent_ranks`: lines of attempts.json on such ranks. The host is that of ranks that
+    did not enter a sum, or of the smallest group of ranks that stand at one place."""
     lines = [re.sub(r"(\w+), rank \d+(?=.* did not enter)", r"(\1)", line) for line in silent_ranks]
     named = filter(None, (re.findall(r"\((\w+)\)", line) for line in lines))
     hosts = min(named, key=len, default=[])
@@ -209,7 +210,7 @@ def report_answer(summary: Line, silent_ranks: list[str]) -> str:
 
 
 def grown_cause(changes: Mapping[str, float]) -> str:
-    """The cause that grew most by what `make compare` says of two runs, in which computing grows
-    only with a fault; `nothing` where none did."""
+    """Return the cause that grew most between two runs, or `nothing`. `changes`: of `make compare`,
+    the largest first. `compute` does not count, since it only grows along with a fault."""
     grown = [cause for cause, change in changes.items() if change > 0 and cause != "compute"]
     return grown[0] if grown else "nothing"

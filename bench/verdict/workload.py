@@ -1,8 +1,8 @@
-"""What the trials train: a network on a GPU that is not there. It sleeps for each image instead of
-computing, so that four machines take little of this one's processors, and its million gradients
-are summed for real.
+"""The network that the trials train. It sleeps for each image instead of computing, as if it ran on
+a GPU, so that four machines take little of this machine's processors. Its gradients are summed for
+real.
 
-/srv/trial.json of a machine is read at each step: what is USUAL, and what a fault makes of it.
+Each step reads /srv/trial.json of its machine, whose values replace those of USUAL.
 """
 
 import hashlib
@@ -18,10 +18,13 @@ import torch
 from torch import nn
 
 LAYERS = 8
-# `image`: seconds for each image, a quarter of them in forward; `times`: as many as usual; `copy`:
-# seconds in which a batch goes to the device; `burn`: of real computing in each backward, in so
-# many `threads`.
-USUAL = {"image": 0.0625, "times": 1.0, "copy": 0.0, "burn": 0.0, "threads": 1}
+# `image`: seconds for each image, a quarter of them in forward; `times`: their factor; `copy`:
+# seconds in which a batch goes to the device; `burn`: seconds of computing in each backward, in so
+# many `threads`; `width`: values of a layer. The file may add `hang` (in forward) and `leave`.
+USUAL = {
+    **{"image": 0.0625, "times": 1.0, "copy": 0.0, "burn": 0.0, "threads": 1},
+    "width": 125_000,
+}
 BLOCK = bytes(1 << 16)
 
 
@@ -34,10 +37,10 @@ def read_trial():
 
 
 def burn(seconds):
-    """Keep a processor busy for so long, however long others have it meanwhile."""
+    """Use so many seconds of a processor, however long that takes while others use it, too."""
     until = time.thread_time() + seconds
     while time.thread_time() < until:
-        hashlib.sha256(BLOCK).digest()  # lets other threads of Python go on
+        hashlib.sha256(BLOCK).digest()  # large enough to release Python's lock
 
 
 def burn_in_threads(seconds, count):
@@ -50,7 +53,7 @@ def burn_in_threads(seconds, count):
 
 
 def slow_copies():
-    """Batches take as long on their way to the device as read_trial says: a CPU has no copies."""
+    """Let batches take `copy` seconds to the device, since a CPU needs no copies."""
     copy = torch.Tensor.to
 
     def slow(tensor, *args, **options):
@@ -79,7 +82,7 @@ class Layer(torch.autograd.Function):
 
 
 class Sleeper(nn.Module):
-    """`seconds`: of a layer's forward and backward in this step."""
+    """`seconds`: of a layer's forward and backward in this step; `trial`: as read in this step."""
 
     def __init__(self, num_classes):
         super().__init__()
@@ -94,8 +97,8 @@ class Sleeper(nn.Module):
         self.random, self.gradients = random.Random(rank), {}
 
     def draw_gradient(self, number):
-        """Others at each step and on each rank, since a strategy may compress them; parts of a
-        stock of numbers, which cost no time. Kept: autograd writes into what nobody else holds."""
+        """Return a part of a stock of numbers, which costs no time. It differs by step and rank,
+        since strategies compress it. Autograd writes into what nobody else holds, so this does."""
         begin = self.random.randrange(self.width)
         self.gradients[number] = self.numbers[begin : begin + self.width]
         return self.gradients[number]

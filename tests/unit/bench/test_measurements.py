@@ -39,17 +39,17 @@ def test_records_of_a_guard_and_of_a_controller_are_counted(figure, figures, tmp
 
 def test_the_launcher_s_stand_in_ends_under_real_guards(tmp_path, monkeypatch):
     monkeypatch.setattr(test_bench_launcher, "NODES", 1)
-    outcome, _, cpu = test_bench_launcher.watched(tmp_path, "print('here')")
+    outcome, _, cpu = test_bench_launcher.run_attempt(tmp_path, "print('here')")
     assert outcome.status == "finished"
     assert cpu > 0
     assert (tmp_path / "run/nodes/node1/rank0.log").read_text() == "here\n"
 
 
-def test_gpu_measures_ours_beside_others(tmp_path):
+def test_gpu_compares_ours_with_others(tmp_path):
     data = gpu.photographs(tmp_path, 4)
     setting = gpu_peers.Setting(CPU, data, "resnet18", 32, 2, "fp32", False, False)
-    rows = list(gpu.beside(setting, SimpleNamespace(rounds=1, seconds=0.0)))
-    assert [row[1] for row in rows] == [one.name for one in gpu_peers.contenders()]
+    rows = list(gpu.compare_contenders(setting, SimpleNamespace(rounds=1, seconds=0.0)))
+    assert [row[1] for row in rows] == [kind.name for kind in gpu_peers.contenders()]
     assert all(float(row[2]) > 0 for row in rows)
 
 
