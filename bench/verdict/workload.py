@@ -21,10 +21,7 @@ LAYERS = 8
 # `image`: seconds for each image, a quarter of them in forward; `times`: their factor; `copy`:
 # seconds in which a batch goes to the device; `burn`: seconds of computing in each backward, in so
 # many `threads`; `width`: values of a layer. The file may add `hang` (in forward) and `leave`.
-USUAL = {
-    **{"image": 0.0625, "times": 1.0, "copy": 0.0, "burn": 0.0, "threads": 1},
-    "width": 125_000,
-}
+USUAL = {"image": 0.0625, "times": 1.0, "copy": 0.0, "burn": 0.0, "threads": 1, "width": 125_000}
 BLOCK = bytes(1 << 16)
 
 
