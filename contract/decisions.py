@@ -34,7 +34,7 @@ class Measurements:
     `hosts`: {node: the machine that it runs on}, in the order of the nodes.
     `speeds`: {node: samples/s while only this node trains}, without nodes that were not measured.
     `prediction`: the content of the file that `make plan` wrote for this model and number of nodes.
-    `measure`: a clause with the command that would make such a prediction.
+    `prediction_advice`: a clause with the command that would make such a prediction.
     `balance`: auto, off, or {node: weight} as the user typed it. `is_typed`: the user typed
     BALANCE=.
     `ranks`: {node: its number of ranks} in the order of the nodes, if the run has a script.
@@ -46,7 +46,7 @@ class Measurements:
     hosts: Mapping[str, str] = field(default_factory=dict)
     speeds: Mapping[str, float] = field(default_factory=dict)
     prediction: Mapping[str, Any] | None = None
-    measure: str = "`make plan` makes one"
+    prediction_advice: str = "`make plan` makes one"
     balance: str | Mapping[str, int] = OFF
     is_typed: bool = False
     ranks: Mapping[str, int] = field(default_factory=dict)
@@ -88,9 +88,10 @@ class Request:
     optimizer: str
     family: str  # of the optimizer
 
-    def make_setting(self, hosts: Sequence[str], precision: str) -> runs.Setting:
-        """Return the settings to which a prediction or a measurement must apply for such a run."""
-        return runs.Setting(self.model, self.batch, self.image_size, precision, tuple(hosts))
+    def make_setting(self, nodes: Sequence[str], precision: str) -> runs.Setting:
+        """Return the settings to which a prediction or a measurement must apply for such a run.
+        `nodes`: their names in the inventory, node 0 first."""
+        return runs.Setting(self.model, self.batch, self.image_size, precision, tuple(nodes))
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,8 @@ def decide(
     if precision == AUTO and earlier.get("precision") in precisions.BITS:
         precision, is_earlier = earlier["precision"], True
     level = precisions.resolve(precision, devices, request.emulate, is_earlier)
-    # `resolve` gives this reason for each precision that is not `auto`.
+    # "as asked" is wrong for an earlier attempt's choice. A warning about fp16, the other reason
+    # that `resolve` gives, stays.
     if is_earlier and level.reason == AS_ASKED:
         level = level._replace(reason=AS_BEGUN)
 
@@ -151,7 +153,7 @@ def decide(
         choice = Choice(earlier.get("sync", ""), AS_BEGUN)
         # A checkpoint of another version may name a strategy that this version does not have.
         if not strategies.parse_or_none(choice.sync):
-            choice = choose_sync(prediction, nodes, request.family, measured.measure)
+            choice = choose_sync(prediction, nodes, request.family, measured.prediction_advice)
     return Decisions(level, choice, choose_balance(measured), prediction)
 
 
@@ -242,16 +244,19 @@ def find_prediction(
 
 
 def choose_sync(
-    prediction: runs.Prediction | None, nodes: int, family: str, measure: str
+    prediction: runs.Prediction | None, nodes: int, family: str, prediction_advice: str
 ) -> Choice:
     """Choose the strategy if SYNC=auto: the most exact of the acceptable strategies within 5 % of
-    the fastest (prices.TOLERANCE). `measure`: the clause of Measurements."""
+    the fastest (prices.TOLERANCE). `prediction_advice`: the clause of
+    Measurements."""
     exact = strategies.EXACT
     if nodes == 1:
         return Choice(exact, "one machine waits for no other")
     speeds = prediction.speeds if prediction else {}
     if (exact, nodes) not in speeds:
-        return Choice(exact, f"exact, because Tandem has no prediction for such a run: {measure}")
+        return Choice(
+            exact, f"exact, because Tandem has no prediction for such a run: {prediction_advice}"
+        )
     acceptable = find_acceptable(speeds, nodes, family)
     spec, fastest = acceptable.most_exact, acceptable.fastest
     if fastest == exact:  # then `spec` is the exact strategy, too

@@ -41,9 +41,9 @@ PHRASES = {
     "sync": 'tandem.sync.attach(model, "{}", optimizer=optimizer) in the script',
     "warmed_up": "with more steps, or with attach's warmup_steps=0",
     "batch": "twice the batch of each rank, with the script's own option",
-    "workers": "twice the loader processes (its DataLoader's num_workers)",
+    "workers": "twice the loader processes (the DataLoader's num_workers)",
     "saving": "save half as often",
-    "memory": "Fewer loader processes (its DataLoader's num_workers) or a smaller batch",
+    "memory": "Fewer loader processes (the DataLoader's num_workers) or a smaller batch",
     "longer": "the same script, with options for a longer training (ARGS=)",
 }
 

@@ -25,6 +25,7 @@ from contract.text import clean, pluralize
 from launcher import control, folders, remote
 from launcher.machines import engine, inventory
 from launcher.machines.engine import Host, Process
+from launcher.terminal import ESCAPES
 from report import status
 from report.files import last_of, object_in
 from report.read import Machine
@@ -34,6 +35,7 @@ from report.view import Section
 
 REDRAW_SECONDS = 1.0
 TURN_BYTES = 1 << 16  # that are read from a machine in one turn
+WRITE_SECONDS = 20.0  # for a machine to read its program
 QUIT_KEYS = b"qQ\x03\x1b"  # q, Q, Ctrl-C and Esc
 LOG_TAIL_BYTES = 1 << 14  # of controller.log, whose last lines are shown
 
@@ -71,7 +73,7 @@ class IdleMachine:
             data += piece
         *lines, self._unread = data.split(b"\n")
         if len(self._unread) >= TURN_BYTES:
-            self.problem = "it sends values that are not numbers"
+            self.problem = "it sends a line without an end"
         for line in lines:
             sample = object_in(line) if line.startswith(b"{") else None
             if sample is not None:
@@ -95,7 +97,10 @@ class IdleMachines:
                 process = self._nodes[host.name].start([host.engine.guard_python, "-"])
                 # The program is larger than a pipe: a write takes a part of it.
                 unsent = memoryview(program)
+                deadline = time.monotonic() + WRITE_SECONDS
                 while unsent:
+                    if time.monotonic() > deadline:  # a frozen machine takes no bytes
+                        raise OSError("it does not read its program")
                     size = process.write(unsent)
                     unsent = unsent[size:]
                     if not size:
@@ -112,7 +117,8 @@ class IdleMachines:
                 rows += [idle.row] if idle.row else []
         lines = [f"  {pluralize(len(self._hosts), 'machine')}; no run is active", ""]
         if rows:
-            lines += [*section_lines(Section("", status.machines_of(rows, False)), width), ""]
+            section = Section("", status.machines_of(rows, running=False))
+            lines += [*section_lines(section, width), ""]
         for idle in self._idle:
             silent_seconds = time.monotonic() - idle.sample_time
             silence = f"silent for {silent_seconds:.0f} s" if silent_seconds > STALE else ""
@@ -197,9 +203,10 @@ class Top:
             if (row_count := height - len(lines) - 2) > 2:
                 lines += ["", *tail(folder, row_count)]
         title = f"tandem  {time.strftime('%H:%M:%S')}  q closes this view; the run continues"
-        # Lines without what a terminal would obey, cut to its size: a line that wraps would push
-        # another line off the screen.
-        plain = ["".join(filter(str.isprintable, clean(line)))[:width] for line in [title, *lines]]
+        # Lines without colours and control sequences, cut to the terminal's size: a line that wraps
+        # would push another line off the screen. isprintable also removes tabs.
+        texts = [ESCAPES.sub("", clean(line)) for line in [title, *lines]]
+        plain = ["".join(filter(str.isprintable, text))[:width] for text in texts]
         if len(plain) > height:
             excess = f"  ... {len(plain) - height + 1} more lines: make the window taller"
             plain = [*plain[: height - 1], excess[:width]]

@@ -151,13 +151,13 @@ def find_rival(cause: str, step: Step, evidence: ResourceUsage, coverage: Covera
         # Busy loaders prove that decoding is the cause, whatever the disk does.
         loaders = bottleneck.busiest_loaders(evidence, late_hosts(step))
         decodes = loaders is not None and loaders.mean(figures.LOADERS_BUSY) >= DECODES
-        remedy = "`make train` records it where /proc/diskstats is readable"
+        remedy = "make /proc/diskstats readable and type `make train` again"
         return Rival("data_disk", DISK, ranks, remedy) if ranks and not decodes else None
     # Other programs may make one rank slow. A lack of processors may make all ranks slow.
     queueing, is_straggler = bottleneck.excess_queueing(step, evidence), cause == "straggler"
     is_unknown = queueing is None if is_straggler else not coverage[PROCESSORS].measured
     if unscheduled and is_unknown and cause in ("straggler", "compute"):
-        remedy = "`make train` records them on a kernel with CONFIG_SCHED_INFO"
+        remedy = "type `make train` on a kernel with CONFIG_SCHED_INFO"
         possible = "cpu_contention" if is_straggler else "cpu_oversubscribed"
         return Rival(possible, PROCESSORS, unscheduled, remedy)
     # find_slow_link judges neither two machines, which share one link, nor links with few bytes.
@@ -185,7 +185,7 @@ def add_basis(
             f"Either {names} is the bottleneck{share}: nobody measured the {rival.signal} of "
             f"{ranks}."
         )
-        because = (f"To tell them apart: {rival.remedy}.", *because)
+        because = (f"To tell them apart, {rival.remedy}.", *because)
     # Every verdict uses these two signals, and some causes need more. No rule uses a GPU's figures.
     used = {STEPS, PROCESSORS}
     for name in (cause, runner_up.cause if runner_up else ""):

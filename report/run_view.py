@@ -227,7 +227,7 @@ def advice_section(analysis: Analysis) -> Section:
         )
         items += [Paragraph(text), view.Command(command)]
     items.append(Bars(f"{samples.capitalize()} per second", bars, "/s", []))
-    note = "Predictions of one model, from the measured step: docs/report.md."
+    note = "Predicted from the measured step: see docs/report.md."
     items.append(Paragraph(note, "note"))
     counted = "".join(f", {name} counted" for name in advice.counted)
     aside = f"predicted {samples}/s; now {three_digits(speed)}{counted}"

@@ -114,8 +114,7 @@ def disk_section(analysis: Analysis) -> Section:
     samples = analysis.run.samples
     note = (
         f"A disk limits the speed if it is busy and the steps wait for {samples}. A low rate "
-        f"proves nothing, because {samples} that were read once come from memory (the page "
-        "cache)."
+        f"proves nothing, because {samples} already read come from memory (the page cache)."
     )
     # Without figures there is nothing to explain.
     items += [Paragraph(note, "note")] if items else []
@@ -176,7 +175,7 @@ def gpu_section(analysis: Analysis) -> Section:
         watt_hours = three_digits(joules / 3600)
         items.append(Paragraph(f"The GPUs used {watt_hours} Wh{image}; the whole PCs used more."))
     note = (
-        "`resident` is the utilization of nvidia-smi: it also counts waiting for gradients, "
+        "`resident` is nvidia-smi's utilization: it also counts waiting for gradients, "
         "so the report concludes nothing from it."
     )
     return Section("GPUs", [*items, Paragraph(note, "note")], WHILE)

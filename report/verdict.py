@@ -115,7 +115,7 @@ def explain_idle_disk(cause: str, step: Step, evidence: ResourceUsage) -> list[s
         return []
     return [
         f"The disks read only {figures.DISK_READ.unit.words(rate)} MB/s, because "
-        f"{step.samples} that were read once come from memory (page cache). Waiting for "
+        f"{step.samples} already read come from memory (page cache). Waiting for "
         f"{step.samples} takes {share_words(step, step.data)} of a step, so the disk is not "
         "the bottleneck."
     ]

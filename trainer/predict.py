@@ -123,6 +123,7 @@ def _refuse_more_classes(
     numbers_per_class = head_numbers // data_class_count
     # Tensors that share their memory count once.
     numbers = sum({memory_key(tensor): tensor.numel() for tensor in tensors.values()}.values())
+    # A generous limit: the head alone would need more numbers than the whole file has.
     if class_count * max(1, numbers_per_class) > numbers:
         raise UserError(
             f"the weights name {class_count:,} classes and have {numbers:,} numbers, which no "
@@ -165,8 +166,8 @@ def _infer_all(job: Job, classes: List[str]) -> Columns:
         )
     if classifier is not None:
         classifier.register_forward_pre_hook(lambda _, inputs: captured.update(features=inputs[0]))
-    # By the number of a class in --data, its number in the model, which may have more classes. Only
-    # --evaluate uses this list, and `infer` has refused other classes for --evaluate.
+    # model_numbers[i] is the model's number of class i of --data. A class that the model lacks
+    # would shift all later ones, but only --evaluate uses this, and `infer` refused such data.
     model_numbers = torch.tensor(
         [classes.index(name) for name in job.train_set.classes if name in classes]
     )

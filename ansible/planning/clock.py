@@ -36,7 +36,7 @@ def clock_servers_fault(server, facts, failed):
     manager = firewall.firewall_manager(facts.get("ufw_conf", ""), facts.get("firewalld", False))
     # The firewall of the server is its owner's, so Tandem does not change it.
     if manager == "ufw":
-        remedy = f"on {server}: sudo ufw allow from <address of each> to any port 123 proto udp"
+        remedy = f"on {server}: sudo ufw allow from <each PC's address> to any port 123 proto udp"
         return f"ufw is active on {server}, the time server ({remedy})"
     if manager:
         remedy = f"on {server}: sudo firewall-cmd --permanent --add-service=ntp, and --reload"

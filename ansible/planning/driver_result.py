@@ -28,9 +28,9 @@ POWER_QUERY = "name,power.min_limit,power.max_limit,power.limit,persistence_mode
 def driver_hold(facts, version, settings, stack, released=()):
     """Plan which packages are held, so that driver `version` (NVIDIA's) stays.
 
-    settings: the result of driver.driver_wanted; released: packages that were held before an
-    installation, also one that failed. Returns {"packages": names to hold, "preferences": text for
-    apt, "unattended": text for unattended-upgrades}.
+    settings: the result of driver.driver_wanted; released: packages whose hold was lifted for an
+    installation and must return, even if that installation failed. Returns {"packages": names to
+    hold, "preferences": text for apt, "unattended": text for unattended-upgrades}.
     """
     facts = reading.as_machine_facts(facts)
     # The kernel is held with its driver if the next kernel would have no module. Later kernels of
@@ -38,7 +38,7 @@ def driver_hold(facts, version, settings, stack, released=()):
     is_last_kernel = stack["name"] == "cu102" and facts.release in ("18.04", "20.04")
     # The next kernel of the series has a module if packages bring signed modules for the series, or
     # if DKMS builds one with the series' headers.
-    series = facts.kernel_series
+    series = facts.kernel_series  # such as generic-hwe-24.04
     is_prebuilt = any(
         SIGNED_MODULES.match(name) and name.endswith(f"-{series}")
         for name in facts.packages.keys() - facts.transitional.keys()
@@ -114,7 +114,9 @@ def reboot_refused(facts, settings, control_id=""):
 def linux_again(grub_cfg, efi):
     """List the commands by which the next boot starts Linux on a machine that also has Windows.
 
-    Each command is a list of words, and only affects the next boot; [] if Linux starts by default.
+    Each command is a list of words, and only affects the next boot. The firmware gets a command if
+    another entry is first in its order. GRUB gets one whenever its menu has Windows, because its
+    default may be Windows.
     grub_cfg: text of /boot/grub/grub.cfg; efi: the output of `efibootmgr`, "" without EFI.
     """
     commands = []

@@ -82,8 +82,8 @@ def _find_manager(facts: dict[str, Any]) -> str:
         if kind != "ethernet":
             raise PlanError(
                 f"{facts['host']}: {facts['interface']} has the type {kind}, but Tandem sets "
-                "addresses only of wired network cards. Set it in NetworkManager, and omit "
-                "`address`."
+                "addresses only of wired network cards. Set it in NetworkManager, and delete "
+                "`address` in inventory.ini."
             )
         return "netplan" if connection.startswith("netplan-") else "NetworkManager"
     # netplan generates files for both, such as /run/systemd/network/10-netplan-enp3s0.network.
@@ -94,5 +94,6 @@ def _find_manager(facts: dict[str, Any]) -> str:
         return "ifupdown"
     raise PlanError(
         f"{facts['host']}: neither NetworkManager, netplan, systemd-networkd nor ifupdown "
-        f"manages {facts['interface']}. Set its address yourself, and omit `address`."
+        f"manages {facts['interface']}. Set its address yourself, and delete "
+        "`address` in inventory.ini."
     )

@@ -22,7 +22,7 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
         raise PlanError(
             f"{facts['host']}: {interface} consists of {', '.join(facts['card']['ports'])}, "
             f"and ifupdown would take it apart. Write its address into {INTERFACES} on that "
-            "machine and omit `address`, or set network_mode=add."
+            "machine and delete `address` in inventory.ini, or set network_mode=add."
         )
     stanza += [f"    gateway {want['gateway']}"] if want["gateway"] else []
     has_dns = bool(want["dns"])

@@ -152,8 +152,8 @@ def dhcp_routes(facts: dict[str, Any], router: str, address: str) -> list[dict[s
         if gateway and ipaddress.ip_address(gateway) not in new_network:
             raise PlanError(
                 f"{facts['host']}: DHCP gave it a route to {to} through {gateway}, which is "
-                f"not in the network of {address}. Choose an address in that network, or "
-                "network_mode=add."
+                f"not in the network of {address}. Choose an address in the network of "
+                f"{gateway}, or network_mode=add."
             )
         result.append({"to": str(to), "gateway": gateway})
     return result

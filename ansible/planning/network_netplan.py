@@ -120,8 +120,8 @@ def _find_definition(network: dict[str, Any], facts: dict[str, Any]) -> tuple[st
     made_of = f" (made of {', '.join(below)})" if below else ""
     raise PlanError(
         f"{facts['host']}: no file in /etc/netplan contains the network card "
-        f"{interface}{made_of}. Add it to a file, or set its address yourself and omit "
-        "`address`."
+        f"{interface}{made_of}. Add it to a file, or set its address yourself and delete "
+        "`address` in inventory.ini."
     )
 
 

@@ -157,8 +157,8 @@ def share_refusal(protocol: str, path: str, findmnt: str) -> str:
     disk = systems[0]  # findmnt lists only the file system that --target is on
     if disk.fstype in NETWORK_TYPES:
         return (
-            f"{path} is a share of another machine ({disk.fstype}). Make that machine "
-            "share_host, so that data crosses the network only once."
+            f"{path} is a share of another machine ({disk.fstype}). Set share_host to "
+            "that machine: data then crosses the network only once."
         )
     if "uhelper=udisks2" in disk.options.split(","):
         return (
@@ -379,4 +379,4 @@ def share_failure(protocol: str, journal: str, error: str) -> str:
     lines = journal.strip().splitlines()
     if not lines:
         return f"{error.strip()}. Nothing tried to mount it. Run: make provision TAGS=data."
-    return f"{error.strip()} (last line of its journal: {lines[-1]})"
+    return f"{error.strip()} (the mount's last log line: {lines[-1]})"

@@ -170,7 +170,7 @@ def collect_measurements(
     measured = Measurements(
         hosts={host.name: machines.facts[host.name].machine for host in hosts},
         prediction=runs.read_prediction(path),
-        measure=verbs.with_inventory(f"`{command}` makes one"),  # if there is no prediction
+        prediction_advice=verbs.with_inventory(f"`{command}` makes one"),
         balance=balance,
         decided=decided,
     )

@@ -76,9 +76,10 @@ class Failure:
     seconds: float | None = None  # since the attempt began
     exception: str | None = None
     error_lines: tuple[str, ...] = ()  # lines that belong to the exception
-    last_line: str | None = None  # after the exception, or the very last if there is no exception
-    message: str | None = None
-    last_lines: tuple[str, ...] = ()
+    # The line after the error that says most (node/errors.py), which may not be last_lines[-1].
+    last_line: str | None = None
+    message: str | None = None  # completes the sentence of its kind, so its form depends on source
+    last_lines: tuple[str, ...] = ()  # the newest lines that it printed, to show them
     first_on_node: bool = True  # no other rank of this machine failed before this rank
     has_exit_codes: bool = True
     file_hint: str | None = None  # the remedy for a file that was not sent
@@ -156,6 +157,7 @@ class Failure:
             "source": self.source,
             "message": self.message,
             "exception": self.exception,
+            # Unknown with an exception, so that the kind whose sentence has the exception answers.
             "last_line": None if self.exception else self.last_line,
             "trainer_message": message,
             "trainer_line": f"trainer: {message}" if message else newest_line,
@@ -175,7 +177,7 @@ class CausePriority(enum.IntEnum):
 
     BUSY = 0
     INDEPENDENT = 1  # no other failure is needed to explain this failure
-    GUARD = 2
+    GUARD = 2  # explains lost peers, but a rank's own failure says more
     LAUNCH = 3  # launch also fails after any of its ranks has failed
     PEER_LOST = 4
 
@@ -241,7 +243,8 @@ def _lost_its_peer(failure: Failure) -> bool:
     if failure.exit_code == STOPPED and failure.has_exit_codes:
         return True
     lines = [line[:SEARCHED_CHARACTERS] for line in failure.last_lines]
-    # NCCL's watchdog aborts a process that has printed no error of its program.
+    # NCCL's watchdog aborts a process that has printed no error of its program. Without SIGABRT the
+    # trainer's message may itself only report the lost peer.
     is_aborted = failure.signal == "SIGABRT"
     if failure.signal is None or is_aborted:
         has_error = failure.exception or (is_aborted and failure.trainer_message)
@@ -282,7 +285,8 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         restart=Restart.IN_SMALLER_PIECES,
         reason="{host} ran out of memory; micro-batches are 1/{divisor} now",
     ),
-    # After any exit code, another attempt helps: it can use the machines whose disks have space.
+    # Precedes the kinds of exit codes: even if they say SAME_AGAIN, the next attempt can use the
+    # machines whose disks have space.
     FailureKind(
         _evidence_has(r"No space left on device|Disk quota exceeded|Errno 28|ENOSPC"),
         sentence="{who}: its disk is full",
@@ -315,7 +319,8 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         remedy=READ_BELOW,
         reason="{who} failed: {exception}",
     ),
-    # In these failures no process of the program has an exit code other than 0, so the run has 1.
+    # A guard's failure has the guard's exit code, which must not become the run's. The other
+    # sources have no exit code.
     FailureKind(
         _source_is("busy", "paused", "gone", "guard", "hung", "alone", "left", "idle"), exit_code=1
     ),
@@ -379,7 +384,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         remedy="check its power and its network cable; MAX_RESTARTS=3 continues without it",
         general_remedy="check its power and its network cable; with RESUME_ARGS= and "
         "MAX_RESTARTS=3 a run continues without it",
-        reason="{host} does not answer any more: {message}",
+        reason="{host} does not answer any more{and_message}",
     ),
     FailureKind(
         _source_is("guard"),
@@ -413,6 +418,8 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         sentence="the loss became infinite or NaN",
         remedy="start a new run with a smaller learning rate, such as ARGS='--lr 0.01'",
     ),
+    # INDEPENDENT, because its message may quote a file server's "connection reset", which is no
+    # lost peer.
     FailureKind(
         _exit_code_is(DATA_LOST),
         priority=CausePriority.INDEPENDENT,
@@ -511,8 +518,7 @@ def as_document(failure: Failure) -> dict[str, Any]:
 def explain_restart(failure: Failure, divisor: int) -> str:
     """Return why another attempt begins. `divisor`: the next attempt divides the micro-batches of
     the options by this number, after a rank ran out of memory."""
-    # A failure without a message gets the text None for {message}, so this word is never unknown.
-    words = {"message": None, **failure.words(), "divisor": divisor}
+    words = {**failure.words(), "divisor": divisor}
     for kind in FAILURE_KINDS:
         if kind.reason is not None and kind.fits(failure):
             with contextlib.suppress(KeyError):  # a word is unknown

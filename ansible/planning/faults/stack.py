@@ -109,7 +109,7 @@ def check_driver(facts, question):
             "kernel_module",
             f"its next boot starts kernel {facts.waiting_kernel}, for which there is no module "
             "of the NVIDIA driver yet",
-            f"stay with this kernel, or build it there: sudo dkms autoinstall -k "
+            f"boot the old kernel, or build the module: sudo dkms autoinstall -k "
             f"{facts.waiting_kernel}"
             if facts.driver_kept
             else f"when no run uses it, type make upgrade LIMIT={facts.host}, which upgrades "

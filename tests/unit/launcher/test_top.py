@@ -94,7 +94,7 @@ def looked(text, ended=False):
 def test_figures_are_read_between_other_lines_and_an_end_is_told():
     now = looked(f"welcome\n[]\n{GOOD}").row
     assert [now.figures[of] for of in (CPU, SENT, DROPPED)] == [0.5, 2e6, 3]
-    assert looked("x" * (1 << 20)).problem == "it sends values that are not numbers"
+    assert looked("x" * (1 << 20)).problem == "it sends a line without an end"
     assert (
         looked(GOOD, ended=True).problem
         == looked("{", ended=True).problem

@@ -68,7 +68,7 @@ def test_two_causes_that_a_missing_signal_would_tell_apart_are_both_named(
     assert found["ranks"] == tuple(number - 1 for number in hosts)
     assert headline.startswith("Either ") and f"the {signal} of" in headline
     shown = " ".join(text_of(analysis).split())
-    assert "To tell them apart: " in shown and "To tell them apart: " in page_of(analysis)
+    assert "To tell them apart, " in shown and "To tell them apart, " in page_of(analysis)
 
 
 @pytest.mark.parametrize(
