@@ -67,7 +67,7 @@ class OutputFile:
 class SkippedFiles(NamedTuple):
     """The number of files that are not copied for one reason, and the names of the first few."""
 
-    count: int
+    file_count: int
     names: list[str]
 
 
@@ -263,9 +263,11 @@ def fetch_from_machine(
     skipped_by_reason |= others
     copied = f"{host}: {len(hashes):,} of {pluralize(total, 'file')} in {work_folder}"
     sentences = [copied] if total else []
-    for reason, (count, names) in skipped_by_reason.items():
-        listed = f": {show_names(names, count)}" if names else ""
-        counted = f"{host}: {pluralize(count, 'file')} not copied from {run_folder}/{work_folder}"
+    for reason, (file_count, names) in skipped_by_reason.items():
+        listed = f": {show_names(names, file_count)}" if names else ""
+        counted = (
+            f"{host}: {pluralize(file_count, 'file')} not copied from {run_folder}/{work_folder}"
+        )
         sentences.append(f"{counted}, {reason}{listed}")
     return sentences
 

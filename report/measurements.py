@@ -276,8 +276,8 @@ def read_measured(run: RunRecord) -> Basis | None:
     # A run on n machines uses the first n machines.
     joint_steps = tuple(balanced_step(steps[:n]) for n in range(1, len(steps) + 1))
     # Evaluation loads images and computes forward.
-    batches = (start.eval_images or 0.0) / steps[0].images
-    evaluate_seconds = batches * (steps[0].data + steps[0].h2d + steps[0].forward)
+    batch_count = (start.eval_images or 0.0) / steps[0].images
+    evaluate_seconds = batch_count * (steps[0].data + steps[0].h2d + steps[0].forward)
     basis = basis_of(run, joint_steps, evaluate_seconds, tuple(about))
     return replace(
         basis,

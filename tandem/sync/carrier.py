@@ -45,7 +45,7 @@ class QueuedJob(NamedTuple):
     `after`: a future for which the first stage waits, or None."""
 
     job: Any
-    result: Result
+    result: "torch.futures.Future[Any]"  # set_exception is typed as if it took the result
     ready: Any
     after: Optional[Result] = None
 
