@@ -124,7 +124,7 @@ def test_a_run_that_nobody_recorded_is_told_to_record(tmp_path):
     analysis = analyse(made)
     coverage = analysis.summary["coverage"]
     assert all(coverage[name]["missing"] == tuple(ALL) for name in ("disk", "processors"))
-    assert "`make train` records" in analysis.summary["undecided"]["remedy"]
+    assert "`make train`" in analysis.summary["undecided"]["remedy"]
 
 
 def test_signals_that_a_run_cannot_have_are_not_missing(tmp_path):
