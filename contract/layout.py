@@ -183,9 +183,10 @@ class Split:
         return f", but {counts}" if counts else ""
 
     def note(self, split: str) -> str:
-        """Return a note for people like `not read in train: 40 .avif`, or ""."""
+        """Return a note for people like `Tandem skips these files in train: 40 .avif`, or ""."""
         counts = self.count_skipped()
-        clauses = [f"not read in {split}: {counts}" if counts else "", self.twin_note]
+        skipped = f"Tandem skips these files in {split}: {counts}" if counts else ""
+        clauses = [skipped, self.twin_note]
         return "; ".join(clause for clause in clauses if clause)[:NOTE_CHARACTERS]
 
 

@@ -230,7 +230,7 @@ OTHER_TASK = (
 )
 CHANGED = 0.1  # smaller changes, as a fraction of the first row's mean step, are not shown
 NOTE = (
-    "`network`: how long the last rank of a step waits; `slower`: how much longer the other "
+    "`network`: how long the rank that finishes last waits; `slower`: how much longer the other "
     "ranks wait."
 )
 

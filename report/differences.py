@@ -74,7 +74,7 @@ def machines(analysis: Analysis) -> dict[str, str]:
     }
     values = {
         "machines": ", ".join(last_hosts(run)),
-        "between them": "nothing: one PC" if run.on_one_machine else "a network",
+        "connection": "none, one PC" if run.on_one_machine else "a network",
         "device": tally(start.device for start in starts.values()),
         "processor": tally(start.cpu for start in starts.values()),
         "cores": tally(start.cores for start in starts.values()),

@@ -55,7 +55,8 @@ def rate(key: str, factor: float = 1.0) -> Read:
 
 
 def growth(*keys: str) -> Read:
-    """Read the growth of counters, summed over `keys`."""
+    """Read the growth of counters, summed over `keys`. The value is the growth per second, and
+    TOTAL is the whole growth."""
 
     def read(interval: Interval) -> Ratio | None:
         start, end = interval.start, interval.end
@@ -225,6 +226,8 @@ CPU = Figure(
     priority=2,
     chart="Processors, busy",
 )
+# `ran`, `waited`, `loaders` and `loaders_busy` are sums over the run's ranks, which `intervals`
+# adds to the machine's values.
 RANKS_CPU = Figure("ranks_cpu", share_of_processors("ran"), FRACTION)  # by this run's processes
 # The fraction of the time in which this run's threads wanted a processor and had none.
 QUEUED = Figure(
@@ -238,7 +241,9 @@ QUEUED = Figure(
     note="The share of the time in which this run's threads wanted one.",
 )
 WAITED = Figure("waited", growth("waited"), SECONDS)  # per second, all threads of this run together
-# The fraction of the time of active loaders in which they run or wait for a processor.
+# How busy the active loaders are. `loaders`: the seconds in which loaders ran or waited for a
+# processor. `loaders_busy`: the same seconds, each weighted by how busy its loader was (CpuTimes in
+# launcher/node/records.py).
 LOADERS_BUSY = Figure("loaders_busy", growth_share("loaders_busy", "loaders"), FRACTION)
 MEMORY_TOTAL = Figure("memory_total", level("memory_total"), BYTES, report={MOST: "memory"})
 MEMORY = Figure(
@@ -402,6 +407,7 @@ GPU_CLOCK = Figure(
     chart="GPU, clock",
 )
 
+# Of a network share (`mounts` in a record).
 SHARE_READ = Figure("share_read", growth("read_bytes"), BYTES_PER_SECOND)
 
 FIGURES: dict[str, tuple[Figure, ...]] = {
@@ -454,7 +460,7 @@ def sample_of(line: Entry) -> Sample:
     valid = [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
     for gpu in valid[:MOST_DEVICES]:
         index = number(gpu.get("index"))
-        # A GPU without a valid index counts as the first one, which most machines only have.
+        # A GPU without a valid index counts as the first one: most machines have only one.
         index = 0 if index is None or index < 0 else int(index)
         if index < MOST_DEVICES:
             things[Thing(GPU, str(index))] = numbers(gpu)
@@ -482,8 +488,9 @@ def intervals(
         start = earlier.things.get(thing, {}) if earlier is not None else {}
         if thing == THE_MACHINE and earlier is not None:
             # The machine's RANK_TIMES are the sums over the ranks that are in both samples. A rank
-            # that is new in the later sample counts as nothing: its threads may be older. The sums
-            # are growths already, so the machine's start is 0. A growth needs no seconds (0.0).
+            # that is only in the later sample is left out: its times may have begun before the
+            # interval. The sums are growths already, so the machine's start is 0. A growth needs no
+            # seconds (0.0).
             ranks = [
                 Interval(earlier.ranks[rank], times, 0.0)
                 for rank, times in later.ranks.items()

@@ -230,8 +230,8 @@ def measure_step(run: RunRecord, networks: list[NetworkUsage]) -> Step | None:
                 contradiction="The network counters say that each node sent "
                 f"{size(step.bytes_sent)} per step, which takes {seconds(transfer_seconds)} at "
                 f"{link_speed(step.link_mbit)}, but a whole step took only "
-                f"{seconds(loop_seconds)}. The report ignores the counters. Please report "
-                "this as a bug.",
+                f"{seconds(loop_seconds)}. The report therefore uses no "
+                "counters of the network. Please report this as a bug.",
             )
     return replace(step, rate=achieved_rate(step, uses))
 

@@ -225,17 +225,17 @@ def reading_sentence(
     cached = predict_speed(0.0)  # after the first epoch, each machine has all images
     if cached < MIN_READING_GAIN * current:
         return ""
-    counted = "as the table counts" if basis.reading else "as in ImageNet (the table ignores them)"
+    counted = "as the table counts" if basis.reading else "as in ImageNet (the table ignores this)"
     sentence = (
         "Images of a share use the same cable as gradients. With "
         f"{size(measured.image_bytes)} each, {counted}, {nodes} machines reach at most "
-        f"{three_digits(current)} images/s; "
+        f"{three_digits(current)} images/s. "
     )
     if shrunk > MIN_READING_GAIN * current:
-        sentence += f"after `make shrink SIZE=256` ({size(SHRUNK)} each), {three_digits(shrunk)}; "
+        sentence += f"`make shrink SIZE=256` ({size(SHRUNK)} each) allows {three_digits(shrunk)}. "
     return sentence + (
-        f"with {CACHE} in group_vars/all.yml, which lets each machine read each image once, "
-        f"{three_digits(cached)} after the first epoch."
+        f"{CACHE} in group_vars/all.yml allows {three_digits(cached)} after the first epoch, "
+        "because each machine then reads each image once."
     )
 
 

@@ -176,9 +176,9 @@ def describe_traffic(step: Step) -> list[str]:
     # case `contradiction` has a sentence on these bytes.
     if step.bytes_sent is None:
         sent = step.computed_bytes
-        by_formula = f"; by formula each node sends {size(sent)} per step" if sent else ""
+        by_formula = f" By formula each node sends {size(sent)} per step." if sent else ""
         missing = step.contradiction or "The network card's counters are missing."
-        return [missing.removesuffix(".") + f"{by_formula}."]
+        return [missing + by_formula]
     sentence = f"Each node sent {size(step.bytes_sent)} per step"
     if step.link_mbit is None:
         return [f"{sentence}; the link's speed is not known."]
@@ -363,9 +363,9 @@ def explain_contention(step: Step, evidence: ResourceUsage) -> Verdict:
         f"{share_words(step, step.peers)} of each step for it.",
         (
             f"{host} needs {seconds(slow.rank.work_seconds)} for a step, without waiting; the "
-            f"median of the other ranks is {seconds(slow.median)}. Its threads wait "
-            f"{seconds(waits)} per step longer for a processor than the threads of other "
-            f"ranks.{note}",
+            f"median of the other ranks is {seconds(slow.median)}. Added up, its threads "
+            f"wait {seconds(waits)} per step longer for a processor than those of other machines."
+            f"{note}",
             f"`top` on {host} shows them: end them, or start them when no run is active.",
         ),
     )

@@ -116,7 +116,8 @@ def full_address(address: str, addresses: list[str], host: str) -> str:
         static = ipaddress.IPv4Interface(address)
     except ValueError:
         raise PlanError(
-            f"{host}: address={address} is not an IPv4 address. Write it as 192.168.56.111/24."
+            f"{host}: address={address} is not an IPv4 address. Write an address like "
+            "192.168.56.111/24."
         ) from None
     if "/" in address:
         return static.with_prefixlen

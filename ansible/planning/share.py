@@ -55,7 +55,7 @@ class Kind:
     options: Callable[[dict[str, Any]], list[str]]
     has_password: bool
     cannot_export: frozenset[str]  # types of file systems that the server cannot share
-    failures: tuple[tuple[str, str], ...]  # as FAILURES. source: mount.cifs(8) and mount.nfs(8)
+    failures: tuple[tuple[str, str], ...]  # as FAILURES; from mount.cifs(8) and mount.nfs(8)
 
 
 def _nfs_options(machine: dict[str, Any]) -> list[str]:
@@ -288,8 +288,9 @@ def share_options(protocol: str, machine: dict[str, Any], cached: bool = False) 
 
 # cachefilesd has no setting for the size of the cache, but limits in percent of the disk's bytes
 # that are free: below bstop it stores nothing more. Below bcull it deletes the oldest files until
-# brun is reached. CULLING has the percentages to add to bstop. The largest comes first, since the
-# kernel checks each line of the settings against its present limits (7, 5 and 1 % at first).
+# brun is reached. CULLING has the percentages to add to bstop. The kernel wants
+# bstop < bcull < brun after each line of the settings, and begins with 1, 5 and 7 %. So the
+# largest, brun, comes first.
 CULLING = {"brun": 4, "bcull": 2, "bstop": 0}
 MIN_FREE_PERCENT = 8  # of the disk, for other programs
 
@@ -315,7 +316,8 @@ def share_cache(limit_gb: float, disk: str, present: str, has_module: bool) -> d
     free += int(present_bytes[0]) if present_bytes else 0
     # With a full cache of limit_gb, this percentage of the disk is still free.
     stop = max(math.ceil(100 * (free - limit_gb * 1e9) / max(1, total)), MIN_FREE_PERCENT)
-    # Files are stored only above brun, so a disk with less free space would never have a cache.
+    # Below bcull cachefilesd deletes files until brun is free. If no more than brun is free even
+    # without a cache (a full disk, or a limit_gb below 4 % of the disk), no cache would last.
     if total * (stop + CULLING["brun"]) >= 100 * free:
         least_gb = CULLING["brun"] * total / 100e9
         refusal = (

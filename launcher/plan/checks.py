@@ -118,7 +118,7 @@ def add_torch(hosts: Sequence[Host], terminal: Terminal) -> None:
 
 
 def make_plan(ready: ReadyRun, machines: OpenMachines, **details: Any) -> Plan:
-    """Return the plan of an attempt on these machines. `details`: further fields of plan.Request,
+    """Return the plan of an attempt on these machines. `details`: further fields of PlanRequest,
     such as the run's name and the attempt's number. Raises UserError."""
     needs, program, config = ready.needs, ready.program, ready.config
     measured = None
@@ -132,7 +132,7 @@ def make_plan(ready: ReadyRun, machines: OpenMachines, **details: Any) -> Plan:
         )
     elif program.divides_batches:
         measured = collect_script_speeds(ready, machines)
-    request = plan.Request(
+    request = plan.PlanRequest(
         unix=time.time(),
         options=config,
         program=program,

@@ -62,9 +62,9 @@ NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")  # of a pack
 LABELLED = re.compile(rf"[+.]{LABEL}\b")
 # uv's error for a package without wheels: `Building source distributions for `tool` is disabled`.
 NO_WHEEL = re.compile(r"(?:Wheels are required|Building source distributions) for `(\S+)`")
-# The variables that uv gets. uv replaces ${NAME} in addresses, even in those of a wheel's metadata,
-# but only names in capitals. Proxies may have passwords, so uv gets them under names in small
-# letters.
+# The only variables that uv gets. uv replaces ${NAME} in addresses, even in those of a wheel's
+# metadata, so a wheel's author could have any variable sent to his server. uv replaces only names
+# in capitals, so it gets the proxies, which may have passwords, under names in small letters.
 VARIABLES = ("PATH", "HOME", "TMPDIR", "LANG", "SSL_CERT_FILE", "SSL_CERT_DIR")
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
@@ -137,7 +137,7 @@ def canonical_name(name: str) -> str:
 
 
 def layer_key(requirements: RequirementsFile, environment: Environment) -> str:
-    """Return a hash of everything that decides which wheels fit."""
+    """Return a hash of the request: requirements, Python, glibc, architecture and the stack."""
     # The stack's packages stand for the whole environment: judge.py checks by Layer.differs that a
     # machine has the other packages that the layer needs.
     stack = [package for package in environment.packages if STACK_PACKAGES.fullmatch(package[0])]
@@ -153,7 +153,7 @@ def build_layer(
 ) -> Layer:
     """Return the layer for these requirements. Make it in `folder` if neither `folder` nor BUNDLE
     has it; `folder` is CACHE by default, and BUNDLE in `make bundle`. Raises UserError."""
-    # An equal key means equal wheels, so a layer with this key need not be resolved again.
+    # A layer with this key is used again as it is: packages without a pin keep their versions.
     key, folder = layer_key(requirements, environment), folder or CACHE
     try:
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -161,7 +161,9 @@ def build_layer(
             # A second launcher process waits for this lock, and then finds the layer.
             fcntl.flock(file, fcntl.LOCK_EX)
             layer = load_layer(BUNDLE / key) or load_layer(folder / key)
-            layer = layer or make_layer(requirements, environment, folder / key)
+            # The environment's packages may have changed since, although its stack is the same.
+            if layer is None or layer.differs(dict(environment.packages)):
+                layer = make_layer(requirements, environment, folder / key)
             if layer.tree.is_relative_to(CACHE):
                 os.utime(layer.tree.parent)  # the time of the last use
             for path in CACHE.iterdir():

@@ -143,7 +143,7 @@ def render(plan: Plan, machines: OpenMachines) -> str:
 
 
 @dataclass(frozen=True)
-class Request:
+class PlanRequest:
     """Holds what `build` needs besides the machines. `checkpoint`: the name of the checkpoint from
     which the attempt continues; "" if the program itself finds it, None for a new run."""
 
@@ -161,7 +161,7 @@ class Request:
     checkpoint: str | None = None
 
 
-def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> Plan:
+def build(hosts: list[Host], facts: dict[str, NodeFacts], request: PlanRequest) -> Plan:
     """Return the plan of one attempt. Raises UserError."""
     options, program, code = request.options, request.program, request.code
     leader, used_ports = facts[hosts[0].name], request.used_ports
@@ -212,6 +212,7 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
         if host.cuda_home:
             # Extensions that are compiled during a run need the toolkit. LD_LIBRARY_PATH is never
             # set, because torch would then load the toolkit's libraries instead of its own.
+            # In a job of a queue, ranks get the job's environment, so they keep its PATH.
             path = os.environ.get("PATH", PATH) if host.engine.in_job else PATH
             env.update(CUDA_HOME=host.cuda_home, PATH=f"{host.cuda_home}/bin:{path}")
         # Gloo and NCCL guess the wrong interface on machines with docker0 or a VPN. For NCCL, `=`
@@ -236,9 +237,10 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
         if paths:
             env["PYTHONPATH"] = ":".join([*paths, *filter(None, [env.get("PYTHONPATH")])])
         if request.columns and node_rank == 0:
-            # tqdm takes its width from COLUMNS if it writes into a pipe. The launcher prints a
-            # label before the bar, as wide as the label of the last rank (lines.py). One column
-            # stays free: a terminal may wrap a full line.
+            # The trainer's bar is as wide as COLUMNS (trainer/screen.py). Older versions of tqdm,
+            # in scripts, read COLUMNS only if LINES is set, too. The launcher prints a label before
+            # the bar, as wide as the label of the last rank (lines.py). One column stays free: a
+            # terminal may wrap a full line.
             label = f"[{host.name} {plan.world_size - 1}] "
             columns = max(20, request.columns - len(label) - 1)
             env.update(TANDEM_PROGRESS="bar", COLUMNS=str(columns), LINES="24")

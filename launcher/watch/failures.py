@@ -328,6 +328,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         _source_is("busy"),
         priority=CausePriority.BUSY,
         sentence="{host}: {message}",
+        reason="{host}: {message}",
         remedy="wait with QUEUE=1, or ask the person who started that run",
     ),
     FailureKind(
@@ -345,7 +346,8 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         remedy="find out on that machine what the process waits for (ps -eo pid,stat,wchan:20,cmd; "
         "dmesg); with MAX_RESTARTS=3, Tandem restarts the run",
         general_remedy="find out on that machine what the process waits for (ps -eo "
-        "pid,stat,wchan:20,cmd; dmesg); with RESUME_ARGS= and MAX_RESTARTS=3, Tandem restarts it",
+        "pid,stat,wchan:20,cmd; dmesg); with RESUME_ARGS=... and MAX_RESTARTS=3, Tandem restarts "
+        "it",
         reason="{who} hung",
     ),
     # A rank with source `left` has either printed an exception or finished before other ranks.
@@ -382,7 +384,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         _source_is("gone"),
         sentence="{host} does not answer any more{and_message}",
         remedy="check its power and its network cable; MAX_RESTARTS=3 continues without it",
-        general_remedy="check its power and its network cable; with RESUME_ARGS= and "
+        general_remedy="check its power and its network cable; with RESUME_ARGS=... and "
         "MAX_RESTARTS=3 a run continues without it",
         reason="{host} does not answer any more{and_message}",
     ),
@@ -391,7 +393,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         priority=CausePriority.GUARD,
         sentence="the guard on {host}, the process that watches the ranks, ended{and_message}",
         remedy="find out who killed it; with MAX_RESTARTS=3, Tandem restarts the run",
-        general_remedy="find out who killed it; with RESUME_ARGS= and "
+        general_remedy="find out who killed it; with RESUME_ARGS=... and "
         "MAX_RESTARTS=3, Tandem restarts the run",
     ),
     # For signals without a meaning in the table. Without a signal {killed_by} is unknown, and the

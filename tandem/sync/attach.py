@@ -321,8 +321,8 @@ class Attached:
         model = self._model()
         if model is None:
             raise UserError(
-                f"{ATTACHED}: warm_up_buckets(closure) needs the model, which hook() does not "
-                "know: use attach instead."
+                "tandem.sync.hook: warm_up_buckets(closure) needs the model, which hook() does not "
+                "have: call attach() instead of hook()."
             )
         device = model.device
         buffers = [(buffer, buffer.clone()) for buffer in model.module.buffers()]

@@ -131,7 +131,7 @@ def data(**changes):
     return {"data": {**DATA, **changes}}
 
 
-NOTE = "not read in train: 40 .avif, 12 in @eaDir"
+NOTE = "Tandem skips these files in train: 40 .avif, 12 in @eaDir"
 HELD = [{"pid": 7, "user": "ann", "command": "python x"}]
 OTHER = {"pid": 7, "run": "20261120T120000Z-resnet18-4n", "holder": "ann@desk", "seconds": 7500}
 # Changes of node2's facts.

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 SMALL_PX = 64  # pixels; images up to this size are used whole and shifted, not cropped
 USUAL_PX = 224  # pixels; the default training crop, unless the images are smaller
-MIN_OPENED = 20  # images of a split that are opened before the first step, unless one is good
+MIN_OPENED = 20  # a split is refused before the first step if so many of its images are all bad
 HEADER_COUNT = 64  # images whose size is read to find the usual size
 PROBE_COUNT = 4  # images that are read on a mount where an image could not be read
 # The most bytes of a split that the ranks of a machine together keep decoded. These bytes are also
@@ -85,7 +85,7 @@ class ImageFolder:
         return image_sizes(self.options, self.options.image_size or self.natural_size())
 
     def natural_size(self) -> int:
-        """Return the median short side in pixels of the training images, for any split."""
+        """Return the median short side in pixels of the training images, also for the split val."""
         # About HEADER_COUNT images, spread over the classes, show the usual size: of 1,000 classes
         # an image of every 16th, and of 10 classes seven images each.
         sides = []
@@ -155,7 +155,8 @@ class ImageFolder:
         return by_mount
 
     def mount_of(self, path: str) -> str:
-        """Name the mount of an image, like `/srv/data (node1:/data, nfs4)`. Asks no file server."""
+        """Name the mount of an image, like `/srv/data (node1:/data, nfs4)`. Looks up links in the
+        path."""
         folder = os.path.realpath((self.root / path).parent) + "/"
         # The innermost of the mounts that contain the folder.
         enclosing = (m for m in self.mounts if folder.startswith(m.folder.rstrip("/") + "/"))
@@ -242,7 +243,7 @@ class Quarantine:
                 continue
             # If most of the images failed with a mount, the error names the mount.
             if sum(bool(image.mount) for image in self.images.values()) > self.limit // 2:
-                detail = f"like {len(self.images)} images before it"
+                detail = f"like {len(self.images) - 1} images before it"
                 raise self._mount_error(bad, detail)
             raise RankError(
                 f"{pluralize(len(self.images), 'image')} cannot be used, the last is "
@@ -260,8 +261,9 @@ class Quarantine:
 
 
 class ImageCache:
-    """Keeps the bases of a split's small images (augment.py), uint8 (side, side, 3) each. Each
-    image is decoded once, its pixels stay in memory, and each epoch only augments them.
+    """Keeps the bases of a split's small images, uint8 (side, side, 3) each. A base has the pixels
+    that are the same in each epoch, before augmentation (augment.py). Each image is decoded once,
+    its pixels stay in memory, and each epoch only augments them.
 
     Only bases that this rank has decoded take up memory. The pixels are bit for bit identical to
     those of `Samples` in loader.py, in any order and on any rank.

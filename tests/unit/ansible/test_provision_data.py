@@ -44,7 +44,7 @@ def test_a_source_says_what_is_not_read_and_is_refused_for_links_that_lead_nowhe
     for name in ("train/cat/0.jpg", "train/dog/0.jpg", "train/dog/1.avif", "val/cat/0.jpg"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert data_set.examine(tmp_path, IMAGES) == ("", "not read in train: 1 .avif")
+    assert data_set.examine(tmp_path, IMAGES) == ("", "Tandem skips these files in train: 1 .avif")
     for number in range(3):
         (tmp_path / f"val/cat/{number}.png").symlink_to(f"../../full/{number}.png")
     problem, _ = data_set.examine(tmp_path, IMAGES)

@@ -40,7 +40,7 @@ def test_each_file_is_an_image_or_is_counted(tmp_path, names, images, unread):
     assert sum(map(len, read.images.values())) == 2 + images
     assert read.skipped == unread
     assert read.note("train") == "; ".join(
-        ["not read in train: " + ", ".join(f"{count} {kind}" for kind, count in
+        ["Tandem skips these files in train: " + ", ".join(f"{count} {kind}" for kind, count in
          sorted(unread.items(), key=lambda one: (-one[1], one[0])))] * bool(unread)
     )  # fmt: skip
 
@@ -62,7 +62,9 @@ def test_links_are_followed_and_those_that_lead_nowhere_are_no_images(tmp_path):
     (root / "train/ant/round").symlink_to("..")
     read = read_split(root, "train")
     assert [len(paths) for paths in read.images.values()] == [2, 1, 2]
-    assert read.note("train") == "not read in train: 3 links that cannot be followed"
+    assert (
+        read.note("train") == "Tandem skips these files in train: 3 links that cannot be followed"
+    )
     (root / "train/n2").symlink_to("/mnt/gone/n2")
     with pytest.raises(LayoutError, match=r"train/n2 is a link .*\(to /mnt/gone/n2\)"):
         read_split(root, "train")

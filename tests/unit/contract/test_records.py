@@ -129,7 +129,7 @@ def brought(made):
 def plan_written(made):
     options = Config(nodes=2, trainer={"model": "resnet50", "per_node_batch_size": 64, "lr": 0.1})
     code = dataclasses.replace(CODE, git_revision="abc", git_diff="x")
-    asked = planning.Request(made.scratch.name, 1.0, options, build_program(options), code)
+    asked = planning.PlanRequest(made.scratch.name, 1.0, options, build_program(options), code)
     one = planning.build([host(1), host(2)], {"node1": facts(1), "node2": facts(2)}, asked)
     write_json(made.scratch / "plan.json", one.document())
     return one

@@ -120,7 +120,7 @@ def build(hosts, found, options=None, settings=None, **details):
     asked = needs(options, **(settings or {}))
     chosen = {"options": asked.config, "program": asked.program}
     known = {"run": "r", "unix": 0.0, "code": CODE, **chosen, **details}
-    return making.build(hosts, {one.host: one for one in found}, making.Request(**known))
+    return making.build(hosts, {one.host: one for one in found}, making.PlanRequest(**known))
 
 
 def planned(**options):

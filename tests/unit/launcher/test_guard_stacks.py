@@ -69,8 +69,10 @@ def test_each_silent_rank_says_where_it_is_and_what_it_has_counted(tmp_path):
     assert re.fullmatch(r"is at src/train.py:5, in compute_for_ever", places[0])
     assert places[1] == "is at src/train.py:8, in wait_in_a_call"
     assert entries[2].state == "T" and entries[2].threads == []
-    # It has no handler any more: asking would have ended it.
-    assert entries[3].threads == [] and ended["workers"]["3"]["signal"] == "SIGTERM"
+    # It has no handler any more: asking would have ended it by another signal. On a busy machine
+    # the guard's SIGKILL may come before the SIGTERM that launch passes on.
+    assert entries[3].threads == []
+    assert ended["workers"]["3"]["signal"] in ("SIGTERM", "SIGKILL")
     kernel = r"cannot answer: it is in uninterruptible I/O \(state D\); the kernel waits in \w+"
     assert re.fullmatch(kernel, places[4])
     assert [entry.sums.entered for entry in entries] == [None, 41, 42, 43, 44]

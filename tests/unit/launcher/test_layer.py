@@ -142,6 +142,17 @@ def test_what_cannot_be_is_refused_by_name(index, asks, line, said):
     assert list(layer.CACHE.glob("*/layer.json")) == before
 
 
+def test_a_layer_is_made_again_after_its_packages_changed_on_the_machines(
+    index, asks, monkeypatch, tmp_path
+):
+    """Else every machine would lack what the old layer needs, whatever its user provisions."""
+    monkeypatch.setattr(layer, "CACHE", tmp_path)
+    layer.build_layer(asks("tool"), ENVIRONMENT)
+    there = {**THERE, "base": "2.0"}
+    made = layer.build_layer(asks("tool"), Environment.from_facts("3.11.2", 36, there))
+    assert made.differs(there) == []
+
+
 def test_the_reader_of_the_driver_s_figures_is_no_part_of_the_stack(index, asks):
     made = layer.build_layer(asks("reader"), ENVIRONMENT)
     assert (made.tree / "nvidia_ml_py.py").is_file()

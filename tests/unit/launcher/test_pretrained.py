@@ -173,7 +173,7 @@ def test_timm_goes_to_machines_that_lack_it_and_their_ranks_find_it(monkeypatch,
     for missing in (["timm"], []):
         known = {h.name: facts(n, missing=missing) for n, h in enumerate(hosts, 1)}
         program = with_layer(build_program(config), OpenMachines(hosts, {}, known))
-        request = plan.Request(run="r", unix=0.0, options=config, program=program, code=CODE)
+        request = plan.PlanRequest(run="r", unix=0.0, options=config, program=program, code=CODE)
         made = plan.build(hosts, known, request)
         paths.append([node.env.get("PYTHONPATH") for node in made.nodes])
         codes = [one.code for one in deliveries(program) if one.code.kind == layer.FOLDER]

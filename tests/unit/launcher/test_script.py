@@ -71,7 +71,7 @@ def read(folder, name="train.py", **more):
 def planned(found, hosts=None, cards=0, data="", **request):
     hosts = hosts or (host(1), host(2))
     known = {one.name: facts(n, gpus=gpus(cards)) for n, one in enumerate(hosts, 1)}
-    made = plan.Request("r", 0.0, Config(data=data), found, CODE, **request)
+    made = plan.PlanRequest("r", 0.0, Config(data=data), found, CODE, **request)
     return plan.build(list(hosts), known, made)
 
 

@@ -157,8 +157,8 @@ def test_a_plan_advises_by_name_what_takes_images_off_the_cable(capsys):
     images, sent = 64 * 4, 7.52e6
     cable = images * GIGABIT / (0.75 * images * 110e3 + sent)
     speeds = re.search(
-        r"reach at most ([\d,]+) images/s; after `make shrink SIZE=256` .* each\), ([\d,]+); "
-        r"with share_cache_gb .* once, ([\d,]+) after",
+        r"reach at most ([\d,]+) images/s\. `make shrink SIZE=256` .* each\) allows ([\d,]+)\. "
+        r"share_cache_gb in group_vars/all.yml allows ([\d,]+) after",
         out,
     )
     now, shrunk, cached = (float(speed.replace(",", "")) for speed in speeds.groups())
