@@ -139,3 +139,10 @@ def test_images_of_a_share_are_counted_beside_gradients(tmp_path, cause):
         assert shrunk == pytest.approx(128 / (took * left), rel=0.02)
     else:  # of which backward hides some
         assert 128 / took < shrunk < cached < 128 / took * (images + sent) / sent * 1.1
+
+
+def test_a_cache_of_a_share_saves_no_gradients_of_processes_of_one_pc(tmp_path):
+    """Their gradients use no cable."""
+    settings = {**BOTTLENECKS["network"], "mounts": 9.0, "connection": "local"}
+    changes = [row["change"] for row in advised(tmp_path, **settings).summary["advice"]]
+    assert changes and not [change for change in changes if "share_cache_gb" in change]
