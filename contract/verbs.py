@@ -222,9 +222,8 @@ def refuse_variable(name: str, value: str, verb: str, variables: Mapping[str, Op
     if name == "GPUS":  # a variable of other launchers
         message = f"{name}={value}: the inventory sets how many GPUs a machine uses: write "
         message += f"gpus={value} in its line."
-    elif (
-        "ARGS" in variables and name.lower() in TRAINER_OPTIONS
-    ):  # a correct option in the wrong place
+    elif "ARGS" in variables and name.lower() in TRAINER_OPTIONS:
+        # A correct option in the wrong place.
         words = shlex.quote(f"--{name.lower()} {value}")
         message = f"{name}={value} is an option of the trainer: ARGS={words}"
     elif name in VARIABLES:  # of another verb

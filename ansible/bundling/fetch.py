@@ -99,7 +99,8 @@ def fetch(file, opener, advance):
     try:
         present_bytes = partial.stat().st_size if partial.exists() else 0
         headers = {"Range": f"bytes={present_bytes}-"} if present_bytes else {}
-        request = urllib.request.Request(file.url, headers=headers)  # noqa: S310 (of stacks.yml and apt)
+        # The addresses come from stacks.yml and apt.
+        request = urllib.request.Request(file.url, headers=headers)  # noqa: S310
         with opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
             # A server that ignores Range answers 200, and sends the file from its beginning.
             is_continued = answer.status == 206
