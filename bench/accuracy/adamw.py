@@ -25,6 +25,7 @@ import torch  # noqa: E402
 from study import CONVNEXT, EXACT, FONTS, GLYPHS, Case, confidence_interval  # noqa: E402
 
 from bench import markdown  # noqa: E402
+from contract import prices  # noqa: E402
 
 SEEDS = range(13, 25)
 TUNING_SEEDS = (101, 102)
@@ -57,6 +58,11 @@ CODED = (
 MATCHED = (
     Arm("`ef:5:own`, matched, 75 exact steps first", "ef:5:own", "matched"),
     Arm("`ef:5:own`, matched, no exact steps first", "ef:5:own", "matched none"),
+)
+GROWING = (
+    Arm("`ef:5:own`, exact at growing intervals", "ef:5:own", "growing"),
+    Arm("`ef:5:own`, exact at growing intervals, errors rescaled", "ef:5:own", "rescaled growing"),
+    Arm("`ef:5:own`, 75 exact steps, errors rescaled", "ef:5:own", "rescaled"),
 )
 ARMS = (FORWARDS, BACKWARDS, *CODED, LOWER, HIGHER)
 CONVNEXT_ARMS = (FORWARDS, BACKWARDS, *CODED)
@@ -115,9 +121,11 @@ def missing_runs(lines: list[dict], tasks: tuple[int, ...]) -> Iterator[Case]:
     for task in tasks:
         yield from tune(results, task).missing
     yield from missing_pairs(results, tasks, ARMS, SEEDS)
-    # Step 3. The runs on TUNING_SEEDS give the constant for runs without exact steps.
-    yield from missing_pairs(results, tasks, MATCHED[:1], TUNING_SEEDS)
-    yield from missing_pairs(results, tasks, MATCHED, SEEDS)
+    # Step 4. The code of step 3, whose runs are complete, is in commit 614fd415.
+    yield from missing_pairs(results, (GLYPHS,), GROWING, SEEDS)
+    for task in tasks:
+        arms = tuple(arm for arm in GROWING if is_close(results, arm))
+        yield from missing_pairs(results, (task,), arms, SEEDS)
     # Step 5.
     yield from tune(results, CONVNEXT).missing
     yield from missing_pairs(results, (CONVNEXT,), CONVNEXT_ARMS, CONVNEXT_SEEDS)
@@ -156,6 +164,17 @@ def baseline(results: study.Accuracies, task: int, rate: float) -> Baseline:
     return Baseline(means, statistics.fmean(points) if points else None)
 
 
+def is_close(results: study.Accuracies, arm: Arm) -> bool:
+    """Return whether an arm of step 4 goes on to the fonts."""
+    rate = tune(results, GLYPHS).rate
+    accuracies = {} if rate is None else accuracies_of(results, arm, GLYPHS, rate)
+    if rate is None or len(accuracies) < len(SEEDS):
+        return False
+    exact = baseline(results, GLYPHS, rate).accuracies
+    low = confidence_interval([accuracies[seed] - exact[seed] for seed in SEEDS])[1]
+    return low is not None and low >= prices.SAFE
+
+
 def with_interval(values: list[float], digits: int = 2) -> str:
     """Return the mean, and its 95 % interval in brackets, for a cell."""
     mean, low, high = confidence_interval(values)
@@ -179,7 +198,7 @@ def difference_table(lines: list[dict]) -> str:
         if rate is None:
             continue
         base = baseline(results, task, rate)
-        for arm in (*ARMS, *MATCHED):
+        for arm in (*ARMS, *MATCHED, *GROWING):
             accuracies = accuracies_of(results, arm, task, rate)
             seeds = sorted(accuracies.keys() & base.accuracies.keys())
             if not seeds:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -23,7 +23,6 @@ from torch.nn import functional
 from contract.options import Options
 from tandem import sync as strategies_of_ranks
 from tandem.sync import allreduce, feedback
-from tandem.sync.codec import Operations, learn
 from trainer.data.batch import Normalise
 from trainer.data.loader import epoch_order
 from trainer.ema import Ema
@@ -258,14 +257,15 @@ class StepLengths:
 @dataclass
 class Rank:
     """Trains one rank. `options`: the trainer's, with one rank's batch in per_node_batch_size.
-    `matches_variance`: exact steps adjust the distance of ef's levels."""
+    `sums_at_powers`: steps 1, 2, 4, 8, ... are exact, too. `rescales`: see `rescale_errors`."""
 
     options: Options
     images: Images
     model: torch.nn.Module
     world: int
     steps_per_epoch: int
-    matches_variance: bool = False
+    sums_at_powers: bool = False
+    rescales: bool = False
 
     def __post_init__(self) -> None:
         self.model.train()
@@ -284,7 +284,7 @@ class Rank:
         coded = isinstance(self.sync, feedback.ErrorFeedback)
         adam = self.options.optimizer == "adamw"
         self.step_lengths = StepLengths(self.optimizer) if coded and adam else None
-        self.compared_steps = 0  # exact steps that compared coded with exact sums
+        self.rate, self.roots = 0.0, None  # of the last step, for `rescale_errors`
         has_average = current.rank == 0 and self.options.ema
         self.ema = Ema(self.model.state_dict(), self.options.ema) if has_average else None
 
@@ -313,54 +313,49 @@ class Rank:
         if self.sync is not None:
             # As in trainer/train.py.
             exact = number < self.options.exact_epochs * self.steps_per_epoch
-            # Steps 1, 2, 4, 8, ... check the distance of the levels again.
-            compares = self.matches_variance and (exact or (number + 1) & number == 0)
-            # A step that compares runs the coded exchange first, so ef must not sum exactly.
-            self.sync.begin(1.0, exact and not compares)
+            self.sync.begin(1.0, exact or (self.sums_at_powers and (number + 1) & number == 0))
+            if self.rescales:
+                self.rescale_errors(lr)
         indices = self.take_indices()
         outputs = self.model(self.normalise(self.images.train[indices]))
         loss = functional.cross_entropy(outputs, self.images.train_classes[indices])
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if self.sync is not None:
-            self.sum_gradients(lr, compares)
+            self.sum_gradients(lr)
         self.optimizer.step()
         if self.ema is not None:
             self.ema.update(self.model.state_dict())
         return loss.detach()
 
-    def sum_gradients(self, lr: float, compares: bool) -> None:
-        """Replace the gradients by the mean over all ranks. `compares`: use the exact mean, and
-        match the coded exchange to it."""
+    def sum_gradients(self, lr: float) -> None:
+        """Replace the gradients by the mean over all ranks."""
         bucket = Bucket.of(self.parameters)
         exact = bucket.flat / self.world
         bucket.flat.copy_(self.sync.hook(bucket).wait())
-        if self.step_lengths is not None or compares:
+        if self.step_lengths is not None:
             current.wire.all_reduce(exact, torch.add)
-        if compares:
-            self.match_variance(bucket.flat, exact)
-            bucket.flat.copy_(exact)
-        if self.step_lengths is not None and current.rank == 0:
-            self.step_lengths.add(lr, bucket.flat, exact)
+            if current.rank == 0:
+                self.step_lengths.add(lr, bucket.flat, exact)
         bucket.write_gradients()
 
-    def match_variance(self, coded: torch.Tensor, exact: torch.Tensor) -> None:
-        """Adjust the distance of the levels until coded sums have the mean square of exact sums.
-
-        All ranks have these sums to the bit, so they choose the same distance."""
-        state = self.sync._squares[0]
-        values = slice(exact.numel())
-        # The running means learn the sums that the optimizer uses. They include this step's, so a
-        # value that was zero for long does not decide alone.
-        learn(state.current[0][values], exact, state.pending[0][values])
-        means = state.pending[0][values].clamp(min=torch.finfo(torch.float32).tiny)
-        ratio = float((coded.square() / means).sum() / (exact.square() / means).sum())
-        self.compared_steps += 1
-        # The first steps compare gradients of which the running means know next to nothing.
-        if self.compared_steps > 16:
-            # The power was fixed in PROTOCOL.md before the runs.
-            codec = replace(self.sync.codec, step=self.sync.codec.step * ratio**-0.4)
-            self.sync.codec, self.sync.coding = codec, Operations(codec)
+    def rescale_errors(self, lr: float) -> None:
+        """Multiply the kept errors by the ratio of learning rate / sqrt(v) before and after a step,
+        so that they change the weights as they would have in the last step (PROTOCOL.md)."""
+        states = [self.optimizer.state[weight] for weight in self.parameters]
+        if not all(states):
+            return  # before the first step
+        group = self.optimizer.param_groups[0]
+        squares = torch.cat([state["exp_avg_sq"].reshape(-1) for state in states])
+        correction = 1 - group["betas"][1] ** float(states[0]["step"])
+        roots = (squares / correction).sqrt_().add_(group["eps"])
+        if self.roots is not None and 0 in self.sync.errors:
+            sent, owned = self.sync.errors[0].current
+            factors = torch.ones_like(sent)
+            factors[: len(roots)] = (self.rate / lr * roots / self.roots).clamp(0.5, 2)
+            sent.mul_(factors)
+            owned.mul_(factors.view(self.world, -1)[current.rank])
+        self.rate, self.roots = lr, roots
 
     @torch.no_grad()
     def hits(self) -> torch.Tensor:
@@ -381,7 +376,7 @@ def train(
 
     `hits`: as Rank.hits of rank 0, whose batch statistics the trainer's evaluation has, too.
     `loss`: the mean over the ranks towards the end. `figures` of coded runs with AdamW: those of
-    StepLengths.ratios, and the matched distance of the levels."""
+    StepLengths.ratios."""
 
     def rank_main(rank: int) -> Any:
         trained = make_rank()
@@ -392,6 +387,4 @@ def train(
         results = run_ranks(world, rank_main, backwards)
     _, first, hits = results[0]
     figures = first.step_lengths.ratios() if first.step_lengths else {}
-    if first.matches_variance:
-        figures["distance"] = round(first.sync.codec.step, 4)
     return hits, sum(loss for loss, *_ in results) / world, figures

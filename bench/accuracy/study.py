@@ -61,10 +61,10 @@ class Case:
     images as all-reduce has. `warmup`: epochs in which the learning rate rises.
 
     `start` says which steps have exact sums with `ef`. "": the steps of the warm-up, if the
-    strategy begins with exact sums; "none": no step; "matched": as "", and these steps also adjust
-    the distance of the levels; "matched none": steps 1, 2, 4, 8, ..., which adjust it, too;
-    "backwards": as "", but sums begin with the last rank (a control). Finished runs also have other
-    starts, and another distance of the levels (`step`); their code is in commit 61a15b81."""
+    strategy begins with exact sums; "none": no step; "growing": steps 1, 2, 4, 8, ...; "rescaled"
+    and "rescaled growing": the same steps, and Adam's changes rescale the kept errors; "backwards":
+    as "", but sums begin with the last rank (a control). Finished runs also have other starts, and
+    another distance of the levels (`step`); their code is in commits 61a15b81 and 614fd415."""
 
     sync: str
     seed: int
@@ -92,7 +92,7 @@ class Case:
             seed=self.seed,
             epochs=self.epochs,
             warmup_epochs=self.warmup,
-            sync_warmup=0.0 if self.start in ("none", "matched none") else self.warmup,
+            sync_warmup=self.warmup if self.start in ("", "rescaled", "backwards") else 0.0,
             per_node_batch_size=BATCH,
             optimizer=self.optimizer,
             lr=self.lr,
@@ -155,9 +155,9 @@ def train_case(case: Case, data: one_process.Images) -> dict[str, object]:
     model = build(name, classes, glyphs.SIZE).to(memory_format=torch.channels_last)
 
     def make_rank() -> one_process.Rank:
-        matches = case.start.startswith("matched")
         settings = case.options, data, copy.deepcopy(model), case.nodes, case.steps_per_epoch
-        return one_process.Rank(*settings, matches)
+        sparsely, rescales = case.start.endswith("growing"), case.start.startswith("rescaled")
+        return one_process.Rank(*settings, sparsely, rescales)
 
     hits, loss, figures = one_process.train(make_rank, case.nodes, case.start == "backwards")
     return {
