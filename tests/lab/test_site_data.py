@@ -1,6 +1,7 @@
 """Data sets as they are found, copied by role data."""
 
 import json
+import os
 
 from tests.lab.site_plays import (
     changes,
@@ -60,6 +61,21 @@ def test_links_arrive_as_what_they_lead_to_and_a_shell_that_prints_is_named(pair
     refused = play(pair, book, *words[:2], "-e", small, check=False)
     assert failures(refused) == {"node1"} and "the disk of /mnt/data has" in said(refused)
     assert pair.ssh(1, "find /mnt/data -type f; sudo umount /mnt") == ""
+    # A copy that is interrupted in the second of three files goes on, on a disk that three files fill.
+    (tmp_path / "data/parts").mkdir()
+    for name in "abc":
+        (tmp_path / "data/parts" / name).write_bytes(os.urandom(1 << 20))
+    pair.ssh(1, "sudo mount -t tmpfs -o size=3500k,mode=1777 none /mnt")
+    second = "find /mnt/data/parts -name '*b*' -size +0"
+    kill = f"until {second} | grep -q b; do sleep 0.05; done; pkill -f 'rsync --server'"
+    pair.ssh(1, f"({kill}) < /dev/null > /dev/null 2>&1 &")
+    pair("shape", "8mbit", "1")
+    sets = [{"name": "parts", "kind": "files"}]
+    parts = json.dumps({**given, "data_root": "/mnt/data", "data_sets": sets})
+    assert failures(play(pair, book, *words[:2], "-e", parts, check=False)) == {"node1"}
+    assert changes(play(pair, book, *words[:2], "-e", parts)) == {"node1": 1}
+    assert pair.ssh(1, "cat /mnt/data/parts/? | wc -c; sudo umount /mnt") == f"{3 << 20}\n"
+    pair("shape", "1gbit", "1")
     (tmp_path / "full/train/n1/0.jpg").unlink()
     assert "differs from the control node's data/small" in complaint(pair, tmp_path, "data", *words)
     (root / "val/n4/gone.jpg").symlink_to("/mnt/gone.jpg")
