@@ -17,6 +17,8 @@ from contract.strategies import ADAM, SGD, Payload, Strategy
 TABLE = Path(__file__).with_name("prices.json")
 # A strategy is safe if the lower end of its 95 % interval, in points of top-1, is at least this.
 SAFE = -0.3
+# With Adam's family, it must also raise a small language model's loss by at most this, in per cent.
+SAFE_LOSS_PERCENT = 1.5
 TOLERANCE = 1.05
 SAMPLE = Payload(4e6)  # a million values, for a comparison of the bytes that strategies send
 Key = TypeVar("Key")
@@ -76,7 +78,13 @@ def label_of(strategy: Strategy, family: str = SGD) -> str:
     """Return `exact`, or the label of the strategy's cost with this family of optimizers."""
     if strategy.exact:
         return "exact"
-    return deciding_task(*(price_of(strategy, family, task) for task in range(2))).label
+    label = deciding_task(*(price_of(strategy, family, task) for task in range(2))).label
+    if family == SGD or label != "safe":
+        return label
+    percent = read_prices()["text"].get(strategy.for_family(family).spec)
+    if percent is None:
+        return "unsettled"
+    return "safe" if percent <= SAFE_LOSS_PERCENT else "experimental"
 
 
 def with_adam(strategy: Strategy) -> str:

@@ -25,7 +25,6 @@ import torch  # noqa: E402
 from study import CONVNEXT, EXACT, FONTS, GLYPHS, Case, confidence_interval  # noqa: E402
 
 from bench import markdown  # noqa: E402
-from contract import prices  # noqa: E402
 
 SEEDS = range(13, 25)
 TUNING_SEEDS = (101, 102)
@@ -121,11 +120,7 @@ def missing_runs(lines: list[dict], tasks: tuple[int, ...]) -> Iterator[Case]:
     for task in tasks:
         yield from tune(results, task).missing
     yield from missing_pairs(results, tasks, ARMS, SEEDS)
-    # Step 4. The code of step 3, whose runs are complete, is in commit 614fd415.
-    yield from missing_pairs(results, (GLYPHS,), GROWING, SEEDS)
-    for task in tasks:
-        arms = tuple(arm for arm in GROWING if is_close(results, arm))
-        yield from missing_pairs(results, (task,), arms, SEEDS)
+    # The code of steps 3 and 4, whose runs are complete, is gone (README.md).
     # Step 5.
     yield from tune(results, CONVNEXT).missing
     yield from missing_pairs(results, (CONVNEXT,), CONVNEXT_ARMS, CONVNEXT_SEEDS)
@@ -162,17 +157,6 @@ def baseline(results: study.Accuracies, task: int, rate: float) -> Baseline:
     means = {seed: statistics.fmean(arm[seed] for arm in exact) for seed in seeds}
     points = slopes(results, task, rate)
     return Baseline(means, statistics.fmean(points) if points else None)
-
-
-def is_close(results: study.Accuracies, arm: Arm) -> bool:
-    """Return whether an arm of step 4 goes on to the fonts."""
-    rate = tune(results, GLYPHS).rate
-    accuracies = {} if rate is None else accuracies_of(results, arm, GLYPHS, rate)
-    if rate is None or len(accuracies) < len(SEEDS):
-        return False
-    exact = baseline(results, GLYPHS, rate).accuracies
-    low = confidence_interval([accuracies[seed] - exact[seed] for seed in SEEDS])[1]
-    return low is not None and low >= prices.SAFE
 
 
 def with_interval(values: list[float], digits: int = 2) -> str:
@@ -243,6 +227,11 @@ def text_table(lines: list[dict]) -> str:
     return markdown.table(["language model", "pairs", "loss above all-reduce's, %"], rows)
 
 
+def tables(lines: list[dict], text_lines: list[dict]) -> str:
+    """Return all tables of this study."""
+    return "\n\n".join([tuning_table(lines), difference_table(lines), text_table(text_lines)])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -254,9 +243,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print what the runs show")
     options = parser.parse_args()
     if options.table:
-        lines = study.read_runs(options.lines)
-        tables = [tuning_table(lines), difference_table(lines)]
-        print(*tables, text_table(text.read_runs(options.text)), sep="\n\n")
+        print(tables(study.read_runs(options.lines), text.read_runs(options.text)))
         return
     tasks = (GLYPHS, FONTS) if options.fonts else (GLYPHS,)
     torch.set_num_threads(1)

@@ -256,16 +256,13 @@ class StepLengths:
 
 @dataclass
 class Rank:
-    """Trains one rank. `options`: the trainer's, with one rank's batch in per_node_batch_size.
-    `sums_at_powers`: steps 1, 2, 4, 8, ... are exact, too. `rescales`: see `rescale_errors`."""
+    """Trains one rank. `options`: the trainer's, with one rank's batch in per_node_batch_size."""
 
     options: Options
     images: Images
     model: torch.nn.Module
     world: int
     steps_per_epoch: int
-    sums_at_powers: bool = False
-    rescales: bool = False
 
     def __post_init__(self) -> None:
         self.model.train()
@@ -284,7 +281,6 @@ class Rank:
         coded = isinstance(self.sync, feedback.ErrorFeedback)
         adam = self.options.optimizer == "adamw"
         self.step_lengths = StepLengths(self.optimizer) if coded and adam else None
-        self.rate, self.roots = 0.0, None  # of the last step, for `rescale_errors`
         has_average = current.rank == 0 and self.options.ema
         self.ema = Ema(self.model.state_dict(), self.options.ema) if has_average else None
 
@@ -313,9 +309,7 @@ class Rank:
         if self.sync is not None:
             # As in trainer/train.py.
             exact = number < self.options.exact_epochs * self.steps_per_epoch
-            self.sync.begin(1.0, exact or (self.sums_at_powers and (number + 1) & number == 0))
-            if self.rescales:
-                self.rescale_errors(lr)
+            self.sync.begin(1.0, exact)
         indices = self.take_indices()
         outputs = self.model(self.normalise(self.images.train[indices]))
         loss = functional.cross_entropy(outputs, self.images.train_classes[indices])
@@ -338,24 +332,6 @@ class Rank:
             if current.rank == 0:
                 self.step_lengths.add(lr, bucket.flat, exact)
         bucket.write_gradients()
-
-    def rescale_errors(self, lr: float) -> None:
-        """Multiply the kept errors by the ratio of learning rate / sqrt(v) before and after a step,
-        so that they change the weights as they would have in the last step (PROTOCOL.md)."""
-        states = [self.optimizer.state[weight] for weight in self.parameters]
-        if not all(states):
-            return  # before the first step
-        group = self.optimizer.param_groups[0]
-        squares = torch.cat([state["exp_avg_sq"].reshape(-1) for state in states])
-        correction = 1 - group["betas"][1] ** float(states[0]["step"])
-        roots = (squares / correction).sqrt_().add_(group["eps"])
-        if self.roots is not None and 0 in self.sync.errors:
-            sent, owned = self.sync.errors[0].current
-            factors = torch.ones_like(sent)
-            factors[: len(roots)] = (self.rate / lr * roots / self.roots).clamp(0.5, 2)
-            sent.mul_(factors)
-            owned.mul_(factors.view(self.world, -1)[current.rank])
-        self.rate, self.roots = lr, roots
 
     @torch.no_grad()
     def hits(self) -> torch.Tensor:

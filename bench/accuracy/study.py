@@ -61,10 +61,9 @@ class Case:
     images as all-reduce has. `warmup`: epochs in which the learning rate rises.
 
     `start` says which steps have exact sums with `ef`. "": the steps of the warm-up, if the
-    strategy begins with exact sums; "none": no step; "growing": steps 1, 2, 4, 8, ...; "rescaled"
-    and "rescaled growing": the same steps, and Adam's changes rescale the kept errors; "backwards":
-    as "", but sums begin with the last rank (a control). Finished runs also have other starts, and
-    another distance of the levels (`step`); their code is in commits 61a15b81 and 614fd415."""
+    strategy begins with exact sums; "none": no step; "backwards": as "", but sums begin with the
+    last rank (a control). Finished runs also have other starts, and another distance of the levels
+    (`step`); their code is gone (README.md)."""
 
     sync: str
     seed: int
@@ -92,7 +91,7 @@ class Case:
             seed=self.seed,
             epochs=self.epochs,
             warmup_epochs=self.warmup,
-            sync_warmup=self.warmup if self.start in ("", "rescaled", "backwards") else 0.0,
+            sync_warmup=0.0 if self.start == "none" else self.warmup,
             per_node_batch_size=BATCH,
             optimizer=self.optimizer,
             lr=self.lr,
@@ -156,8 +155,7 @@ def train_case(case: Case, data: one_process.Images) -> dict[str, object]:
 
     def make_rank() -> one_process.Rank:
         settings = case.options, data, copy.deepcopy(model), case.nodes, case.steps_per_epoch
-        sparsely, rescales = case.start.endswith("growing"), case.start.startswith("rescaled")
-        return one_process.Rank(*settings, sparsely, rescales)
+        return one_process.Rank(*settings)
 
     hits, loss, figures = one_process.train(make_rank, case.nodes, case.start == "backwards")
     return {

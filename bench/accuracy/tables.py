@@ -163,19 +163,15 @@ def adam_costs(lines: list[dict], task: int) -> dict[str, dict]:
 
 
 def text_losses(lines: list[dict]) -> dict[str, float]:
-    """Return {strategy: per cent by which the language model's loss exceeds all-reduce's}, in the
+    """Return {`ef:5:own`: per cent by which the language model's loss exceeds all-reduce's}, in the
     mean over the pairs."""
-    exact, percents = text.losses_of(lines, EXACT, gloo=True), {}
-    for spec in dict.fromkeys(line["sync"] for line in lines if line["sync"] != EXACT):
-        coded = text.losses_of(lines, spec, gloo=True)
-        ratios = [coded[seed] / exact[seed] for seed in coded.keys() & exact.keys()]
-        if ratios:
-            percents[spec] = round(100 * (statistics.fmean(ratios) - 1), 1)
-    return percents
+    exact, coded = (text.losses_of(lines, spec) for spec in (EXACT, adamw.CODED[0].sync))
+    ratios = [coded[seed] / exact[seed] for seed in sorted(coded.keys() & exact.keys())]
+    return {adamw.CODED[0].sync: round(100 * (statistics.fmean(ratios) - 1), 1)} if ratios else {}
 
 
-def make_prices(lines: list[dict]) -> dict:
-    """Return the content of prices.json."""
+def make_prices(lines: list[dict], texts: list[dict]) -> dict:
+    """Return the content of prices.json. `texts`: the runs of the language model."""
     runs = select_runs(lines, "sgd")
     accuracies = list(runs.get((EXACT, study.EPOCHS), {}).values())
     return {
@@ -196,7 +192,7 @@ def make_prices(lines: list[dict]) -> dict:
         "fonts": sgd_costs(select_runs(lines, "sgd", task=study.FONTS)),
         "adam": adam_costs(lines, study.GLYPHS),
         "adam_fonts": adam_costs(lines, study.FONTS),
-        "text": text_losses(text.read_runs(text.LINES)),
+        "text": text_losses(texts),
     }
 
 
@@ -256,18 +252,21 @@ def interval_of(low: float | None, high: float | None) -> str:
     return "-" if low is None else f"{low:+.2f} to {high:+.2f}"
 
 
-def cost_rows(costs: dict[str, dict], fonts_costs: dict[str, dict]) -> list[list[str]]:
-    """Return a row for each strategy: its cost on both tasks, and the label."""
+def cost_rows(
+    costs: dict[str, dict], fonts_costs: dict[str, dict], family: str = prices.SGD
+) -> list[list[str]]:
+    """Return a row for each strategy: its cost on both tasks, and the label of prices.json."""
     rows = []
     for spec, fields in costs.items():
         cost, fonts = AccuracyCost(**fields), AccuracyCost(**fonts_costs.get(spec, {}))
         fonts_interval = f"({interval_of(fonts.low, fonts.high)}; {fonts.seeds})"
-        deciding = prices.deciding_task(cost, fonts)
-        factor = f", x {deciding.samples:.2f}" if deciding.label == "costs samples" else ""
+        label = prices.label_of(strategies.parse(spec), family)
+        samples = prices.deciding_task(cost, fonts).samples
+        factor = f", x {samples:.2f}" if label == "costs samples" else ""
         cells = [f"`{spec}`", str(cost.seeds), f"{cost.difference:+.2f}"]
         cells += [interval_of(cost.low, cost.high)]
         cells += [f"{fonts.difference:+.2f} {fonts_interval}" if fonts.seeds else "-"]
-        rows.append([*cells, f"{deciding.label}{factor}"])
+        rows.append([*cells, f"{label}{factor}"])
     return rows
 
 
@@ -275,7 +274,7 @@ COST_HEAD = ["SYNC", "seeds", "top-1 difference, points", "95 % interval", "font
 
 
 def adam_table(document: dict) -> str:
-    rows = cost_rows(document["adam"], document["adam_fonts"])
+    rows = cost_rows(document["adam"], document["adam_fonts"], prices.ADAM)
     for spec, row in zip(document["adam"], rows):
         percent = document["text"].get(spec)
         row.append("-" if percent is None else f"{percent:+.1f} %")
@@ -384,13 +383,14 @@ def chart(document: dict) -> str:
 
 
 def main() -> None:
-    lines = study.read_runs()
-    document = make_prices(lines)
-    sgd_rows = cost_rows(document["strategies"], document["fonts"])
+    lines, texts = study.read_runs(), text.read_runs(text.LINES)
+    document = make_prices(lines, texts)
     PRICES.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    sgd_rows = cost_rows(document["strategies"], document["fonts"])
     for page, name, table in (
         (PAGE, "accuracy", markdown.table(COST_HEAD, sgd_rows)),
         (PAGE, "adam", adam_table(document)),
+        (STUDY_PAGE, "adamw", adamw.tables(lines, texts)),
         (STUDY_PAGE, "phases", phases_table(lines)),
         (STUDY_PAGE, "time", time_table(select_runs(lines, "sgd"))),
     ):

@@ -61,7 +61,7 @@ def test_links_arrive_as_what_they_lead_to_and_a_shell_that_prints_is_named(pair
     refused = play(pair, book, *words[:2], "-e", small, check=False)
     assert failures(refused) == {"node1"} and "the disk of /mnt/data has" in said(refused)
     assert pair.ssh(1, "find /mnt/data -type f; sudo umount /mnt") == ""
-    # A copy that is interrupted in the second of three files goes on, on a disk that three files fill.
+    # A copy that is interrupted in the second of three files goes on, if the disk holds three.
     (tmp_path / "data/parts").mkdir()
     for name in "abc":
         (tmp_path / "data/parts" / name).write_bytes(os.urandom(1 << 20))

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from bench.accuracy import adamw, study, tables
+from bench.accuracy import adamw, study, tables, text
 
 
 @pytest.mark.parametrize("sync", ["ef:5", "bf16"])
@@ -24,7 +24,7 @@ def test_study_runs_a_case_and_knows_it_by_its_line(monkeypatch, tmp_path, sync)
 
 
 def test_tables_make_the_prices_that_are_committed():
-    prices = tables.make_prices(study.read_runs())
+    prices = tables.make_prices(study.read_runs(), text.read_runs(text.LINES))
     assert json.loads(json.dumps(prices)) == json.loads(tables.PRICES.read_text())
 
 

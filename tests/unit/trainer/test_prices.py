@@ -28,6 +28,16 @@ def test_a_label_follows_from_the_interval(price, label):
     assert price.label == label
 
 
+@pytest.mark.parametrize(
+    ("percent", "label"), [(1.5, "safe"), (1.6, "experimental"), (None, "unsettled")]
+)
+def test_with_adam_a_language_model_s_loss_decides_as_well(monkeypatch, percent, label):
+    cost = AccuracyCost(12, -0.1, -0.2, 0.1)._asdict()
+    known = {"adam": {"ef:5:own": cost}, "text": {} if percent is None else {"ef:5:own": percent}}
+    monkeypatch.setattr(prices, "read_prices", lambda: known)
+    assert prices.label_of(strategies.parse("ef:5"), prices.ADAM) == label
+
+
 def test_the_page_says_what_the_table_says():
     told = {spec: AccuracyCost(**one) for spec, one in prices.read_prices()["strategies"].items()}
     assert all(strategies.parse(spec).spec == spec and told[spec].seeds for spec in told)
