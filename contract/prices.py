@@ -17,7 +17,7 @@ from contract.strategies import ADAM, SGD, Payload, Strategy
 TABLE = Path(__file__).with_name("prices.json")
 # A strategy is safe if the lower end of its 95 % interval, in points of top-1, is at least this.
 SAFE = -0.3
-# With Adam's family, it must also raise a small language model's loss by at most this, in per cent.
+# With Adam's family, a small language model's loss must also be at most this per cent higher.
 SAFE_LOSS_PERCENT = 1.5
 TOLERANCE = 1.05
 SAMPLE = Payload(4e6)  # a million values, for a comparison of the bytes that strategies send
