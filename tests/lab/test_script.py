@@ -114,7 +114,7 @@ def test_it_trains_on_three_machines_by_one_command(cluster, gathered, tmp_path,
     assert f"[node1 0] {printed.format(1)}" in said, said
     run, summary = ended(said)
     assert (summary["status"], summary["nodes"], summary["world_size"]) == ("finished", 3, 3)
-    assert "nobody timed its steps" in (run / "report.txt").read_text()
+    assert "nobody timed the steps of this script" in (run / "report.txt").read_text()
     if name == "plain":
         came = sorted(path.name for path in run.glob("work/*/checkpoints/*"))
         assert came == ["epoch-000.pt", "epoch-001.pt"]
@@ -197,8 +197,8 @@ def test_three_lines_give_the_verdict_and_send_a_few_bits(sleeper):
     assert coded["sync"] == "ef:3:peak"
     ratio = exact["bytes_sent_per_step"] / coded["bytes_sent_per_step"]
     print(f"{exact['bytes_sent_per_step']:.0f} and {coded['bytes_sent_per_step']:.0f} bytes a step")
-    # 32 bits and 1.6, with the scales of blocks, the first step's exact sum and what TCP adds.
-    assert 10 < ratio < 20
+    # 32 bits, and about one, as zstd compresses the codes of three levels.
+    assert 20 < ratio < 50
 
 
 QUOTAS = {1: 0.6, 2: 0.3}  # processors

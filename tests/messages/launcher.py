@@ -102,6 +102,9 @@ FAILURES = {
     "local rank": printed("error: unrecognized arguments: --local-rank=0"),
     "permission": printed("PermissionError: [Errno 13] Permission denied"),
     "CUDA library": printed("OSError: libcudnn.so.8: cannot open shared object file"),
+    "not destroyed": worker(
+        signal="SIGABRT", last_lines=("terminate called without an active exception",)
+    ),
     "nms": printed("RuntimeError: operator torchvision::nms does not exist"),
     "apex": printed("ModuleNotFoundError: No module named 'apex'"),
     "module": printed("ModuleNotFoundError: No module named 'timm'"),

@@ -58,7 +58,7 @@ def test_a_known_script_trains_on_two_nodes_and_goes_on_after_a_kill(kind, inven
     assert code == 0, said
     assert re.search(rf"^\[node1 0\] {printed}: world size 2", said, re.M), said
     assert len(json.loads((run / "attempts.json").read_text())["attempts"]) == 2
-    assert "the script goes on from" in said or kind == "nanogpt"
+    assert "the script continues from" in said or kind == "nanogpt"
     assert "connected to no other" not in said
     steps = json.loads((run / "summary.json").read_text())["steps"]
     assert bool(steps) == (kind in ("transformers", "lightning"))  # whose callbacks time them

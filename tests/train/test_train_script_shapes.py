@@ -99,6 +99,7 @@ def work(rank, world):
     total = torch.tensor([rank + 1.0])
     dist.all_reduce(total)
     assert total.item() == world * (world + 1) / 2, total
+    dist.destroy_process_group()
 if __name__ == "__main__":
     {}
 """

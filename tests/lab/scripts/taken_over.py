@@ -24,7 +24,7 @@ first = distributed.get_rank() == 0
 if options.resume:
     torch.load(options.resume, weights_only=False)
 else:
-    Path("out").mkdir()
+    Path("out").mkdir(exist_ok=True)
     torch.save({"step": Code() if first else 1}, "out/1.pt")
 distributed.barrier()
 print("ran code" if Path(options.came).exists() else "ran none", flush=True)

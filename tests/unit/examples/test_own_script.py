@@ -1,4 +1,4 @@
-"""docs/own-script.md: the ten lines that make a script for one device one for several machines."""
+"""docs/own-script.md: the lines that make a script for one device one for several machines."""
 
 import json
 import os
@@ -34,16 +34,16 @@ def script(tmp_path):
     return path
 
 
-def test_the_pages_ten_lines_can_be_added(script):
+def test_the_page_s_lines_can_be_added(script):
     added = [line for line in DIFF[1].splitlines() if line.startswith("+") and line != "+"]
-    assert len(added) == 10
+    assert len(added) == 11
     run(script.parent, "patch", "train.py")
     compile(script.read_text(), script, "exec")
     assert all(line[1:] in script.read_text() for line in added)
 
 
 @pytest.mark.long
-def test_ten_lines_make_a_script_for_one_device_one_for_several_machines(script, tmp_path):
+def test_these_lines_make_a_script_for_one_device_one_for_several_machines(script, tmp_path):
     alone = run(tmp_path, sys.executable, "train.py")
     assert re.findall(r"epoch \d", alone) == ["epoch 0", "epoch 1", "epoch 2"]
     run(tmp_path, "patch", "train.py")
