@@ -54,18 +54,16 @@ CODED = (
     Arm("`ef:5:own`, 75 exact steps", "ef:5:own"),
     Arm("`ef:5:own`, no exact steps", "ef:5:own", "none"),
 )
-MATCHED = (
+STEPS_3_AND_4 = (  # their code is gone (README.md)
     Arm("`ef:5:own`, matched, 75 exact steps first", "ef:5:own", "matched"),
     Arm("`ef:5:own`, matched, no exact steps first", "ef:5:own", "matched none"),
-)
-GROWING = (
     Arm("`ef:5:own`, exact at growing intervals", "ef:5:own", "growing"),
     Arm("`ef:5:own`, exact at growing intervals, errors rescaled", "ef:5:own", "rescaled growing"),
     Arm("`ef:5:own`, 75 exact steps, errors rescaled", "ef:5:own", "rescaled"),
 )
 ARMS = (FORWARDS, BACKWARDS, *CODED, LOWER, HIGHER)
 CONVNEXT_ARMS = (FORWARDS, BACKWARDS, *CODED)
-ONE_TASK_SPECS = ("bf16", "ef:15:peak")  # with SGD, their labels rest on glyphs alone
+ONE_TASK_SPECS = ("bf16", "ef:15:peak")  # with SGD, their labels rested on glyphs alone
 
 
 class Tuning(NamedTuple):
@@ -120,7 +118,6 @@ def missing_runs(lines: list[dict], tasks: tuple[int, ...]) -> Iterator[Case]:
     for task in tasks:
         yield from tune(results, task).missing
     yield from missing_pairs(results, tasks, ARMS, SEEDS)
-    # The code of steps 3 and 4, whose runs are complete, is gone (README.md).
     # Step 5.
     yield from tune(results, CONVNEXT).missing
     yield from missing_pairs(results, (CONVNEXT,), CONVNEXT_ARMS, CONVNEXT_SEEDS)
@@ -182,7 +179,7 @@ def difference_table(lines: list[dict]) -> str:
         if rate is None:
             continue
         base = baseline(results, task, rate)
-        for arm in (*ARMS, *MATCHED, *GROWING):
+        for arm in (*ARMS, *STEPS_3_AND_4):
             accuracies = accuracies_of(results, arm, task, rate)
             seeds = sorted(accuracies.keys() & base.accuracies.keys())
             if not seeds:

@@ -12,8 +12,9 @@ pytest.importorskip("fabric", reason="a run needs the control node's environment
 
 # Ranks that meet once, as all that trains together does.
 MEET = """
-import torch.distributed as dist
+import atexit, torch.distributed as dist
 dist.init_process_group("gloo")
+atexit.register(dist.destroy_process_group)
 dist.barrier()
 rank = dist.get_rank()
 """
@@ -140,6 +141,7 @@ if dist.get_rank() == 1 and not sys.argv[1:]:
     os.kill(os.getpid(), 9)
 dist.barrier()
 assert torch.load(sys.argv[2])["epoch"] == 1
+dist.destroy_process_group()
 """
     goes_on = ("--output=out", "--resume-args=--resume {last}", "--max-restarts=1")
     said, code, run = train(write(tmp_path, {"train.py": own}), *goes_on)

@@ -41,3 +41,4 @@ for (batch,) in timings.timed(loader, model):
     timings.step(loss=loss)
     step_count, sample_count = step_count + 1, sample_count + len(batch)
 print(f"{step_count} steps, {sample_count} samples")
+distributed.destroy_process_group()

@@ -28,3 +28,4 @@ for batch, targets in loader:
     loss.backward()
     optimizer.step()
 print(f"loss {loss.item():.3f}", flush=True)
+distributed.destroy_process_group()
